@@ -62,8 +62,10 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
+from gateway.server.classes import classify
 from gateway.server.early_refusals import find_early_refusal
 from gateway.server.served_app import ServedApp
+from gateway.server.work import Work
 from gateway.shared_store.connection import SharedStore
 from shared.api_keys import KeyFile
 from shared.errors import TercetError
@@ -75,8 +77,16 @@ from shared.tracing import NO_TRACING, Tracing, start_tracing
 
 READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
 HEALTH_PATHS = ("/health/live", *READY_PATHS)
-# How requests of health checks begin.
-HEALTH_CHECK_LINES = tuple(f"GET {path}{end} ".encode() for path in HEALTH_PATHS for end in ("", "/"))
+# Classes of requests, by route; all others are reads. Each class has threads and a queue of its own.
+WORK = {
+    **dict.fromkeys(
+        ("/autocomplete", "/v1/completions", "/generate", "/generate_stream", "/invocations", "/"), Work.COMPLETIONS
+    ),
+    **dict.fromkeys(("/tokenize", "/tokenizer_info"), Work.TOKENIZING),
+    **dict.fromkeys(("/jobs", "/jobs/{}"), Work.JOBS),
+    "/feedback": Work.FEEDBACK,
+    **dict.fromkeys(HEALTH_PATHS, Work.HEALTH),
+}
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
@@ -102,14 +112,13 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         draining: readiness is off, because the process stops.
     """
 
-    health_check_lines = HEALTH_CHECK_LINES
-
     def __init__(
         self,
         admission: Admission,
         fanout: Fanout,
         metrics: Metrics,
         jobs: JobExecutor | None,
+        tokenizer: PoolTokenizer,
         *,
         needs_keys: bool,
         prefix: str,
@@ -126,6 +135,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._fanout = fanout
         self._metrics = metrics
         self._jobs = jobs
+        self._tokenizer = tokenizer
         self._needs_keys = needs_keys
         self._prefix = prefix
 
@@ -135,6 +145,9 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         if served != asked:
             env[ASKED_PATH] = asked
         return super().__call__(env, start_response)
+
+    def classify(self, head: bytes) -> tuple[Work, str]:
+        return classify(head, WORK, self._prefix, needs_keys=self._needs_keys)
 
     def find_early_refusal(self, request: bytes) -> TercetError | None:
         return find_early_refusal(request, self._fanout, self._metrics, needs_keys=self._needs_keys)
@@ -168,6 +181,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
 
     def cancel_all(self, error: TercetError) -> None:
         self._fanout.cancel_all(error)
+        self._tokenizer.cancel_all(error)
 
     def end_stop(self, timeout_s: float) -> None:
         if self._jobs is not None:
@@ -206,7 +220,16 @@ def create_app(
         clients: clients of the slots, by slot index; they are called for tokens only.
         shared: what several gateways share; None: this is the only gateway.
     """
-    app = GatewayApp(admission, fanout, metrics, jobs, needs_keys=settings.requires_keys, prefix=settings.public_path)
+    tokenizer = PoolTokenizer(admission, clients)
+    app = GatewayApp(
+        admission,
+        fanout,
+        metrics,
+        jobs,
+        tokenizer,
+        needs_keys=settings.requires_keys,
+        prefix=settings.public_path,
+    )
     keys = ApiKeyCheck(
         KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None,
         OPEN_ROUTES,
@@ -232,7 +255,6 @@ def create_app(
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
     completions = CompletionsResource(starter, settings.model.similarity)
-    tokenizer = PoolTokenizer(admission, clients)
     tgi = TgiResponder(starter, tokenizer, settings.model.similarity)
     if settings.server.sagemaker:
         app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
@@ -258,8 +280,8 @@ def create_app(
         "/generate_stream": GenerateResource(tgi, "stream", COMPLETE_AS_STREAM),
         "/info": InfoResource(admission, starter),
         "/endpoint": EndpointResource(public_url),
-        "/tokenize": TokenizeResource(tokenizer, starter.default_model),
-        "/tokenizer_info": TokenizerInfoResource(tokenizer, starter.default_model),
+        "/tokenize": TokenizeResource(starter, tokenizer),
+        "/tokenizer_info": TokenizerInfoResource(starter, tokenizer),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
         "/slots": SlotsResource(admission, metrics, assets),

@@ -18,7 +18,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from shared import wire
-from shared.errors import PROBLEM_JSON, TercetError
+from shared.errors import PROBLEM_JSON, ClientGone, TercetError
 from shared.hangups import HangupWatcher
 from shared.masters.run_directory import holding_device
 from shared.metrics import SlotCollector
@@ -31,6 +31,7 @@ from shared.worker_environment import cache_directory
 from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
 from workers.service import AnyBranch, SlotService
+from workers.tokenizing import Tokenization
 
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.
 FATAL_EXIT_CODE = 70
@@ -78,9 +79,9 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         resp.content_type = wire.NDJSON
 
     def on_post_tokenize(self, req: falcon.Request, resp: falcon.Response) -> None:
-        response = self.service.tokenize(wire.parse_tokenize_request(req.bounded_stream.read()))
+        tokenization = self.service.tokenize(wire.parse_tokenize_request(req.bounded_stream.read()))
         resp.content_type = falcon.MEDIA_JSON
-        resp.stream = wire.encode_tokens(response)
+        resp.stream = TokenParts(tokenization, self._hangups, req.env.get("gunicorn.socket"))
 
     def on_get_state(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.content_type = wire.NDJSON
@@ -132,6 +133,27 @@ class BranchLines:
         if self._watching is not None:
             self._watching.__exit__(None, None, None)
         self._branch.close()
+
+
+class TokenParts:
+    """The tokens of a text in JSON, as WSGI chunks. The server calls `close` in every case, which ends the turn."""
+
+    def __init__(self, tokenization: Tokenization, hangups: HangupWatcher, client: socket.socket | None) -> None:
+        self._tokenization = tokenization
+        self._hangups = hangups
+        self._client = client
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._hangups.watching(self._client, self._tokenization.cancel):
+            try:
+                response = self._tokenization.result()
+            except ClientGone:  # so there is nothing to send
+                return
+        self.close()  # sending does not need the turn
+        yield from wire.encode_tokens(response)
+
+    def close(self) -> None:
+        self._tokenization.close()
 
 
 def _render_error(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:

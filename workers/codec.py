@@ -19,7 +19,7 @@ from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, Toke
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import CharacterIndex, Detokenizer
 from workers.text.token_healing import TokenHealing
-from workers.text.tokenizer import Tokenizer
+from workers.text.tokenizer import AfterPart, Tokenizer
 from workers.text.window import encode_window
 
 # Requests whose branches arrive at the same time. A request's last branch comes within milliseconds of its first.
@@ -72,10 +72,17 @@ class Codec:
             echo_logprobs=request.echo and request.logprobs is not None,
         )
 
-    def tokenize(self, text: str, *, special_as_text: bool = False) -> TokenizeResponse:
-        """The tokens of `text`, as those of a prompt."""
+    def tokenize(
+        self, text: str, *, special_as_text: bool = False, after_part: AfterPart | None = None
+    ) -> TokenizeResponse:
+        """The tokens of `text`, as those of a prompt.
+
+        Args:
+            after_part: as for `Tokenizer.encode_with_starts`.
+        """
         tokenizer = self._tokenizer
-        ids, starts = tokenizer.encode_with_starts(text, special_as_text=special_as_text)
+        encode = partial(tokenizer.encode_with_starts, special_as_text=special_as_text)
+        ids, starts = encode(text) if after_part is None else encode(text, after_part=after_part)
         return TokenizeResponse(
             ids=ids,
             texts=[tokenizer.text_of(id_) for id_ in ids],

@@ -24,7 +24,7 @@ from msgspec import structs
 from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError
 from shared.plan import Model, Slot
 from shared.process import proportional_set_size
-from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
+from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest
 from shared.tracing import NO_TRACING, Tracing
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import cached_int8_check
@@ -48,6 +48,7 @@ from workers.engine.result_stream import ResultStream
 from workers.gap_filler import GapBranch, GapFiller
 from workers.predictor import PredictedBranch, Predictor
 from workers.text.tokenizer import Tokenizer
+from workers.tokenizing import Tokenization, TokenizingTurn
 
 STATE_PERIOD_S = 0.5
 # `accepted` waits so long for the first output that both leave in one send: each send wakes the gateway's thread.
@@ -111,6 +112,7 @@ class SlotService:
         self._memory_is_of_warm = False
         self._engine = Engine(config, self._load, runners=runners, on_change=self._announce, on_fatal=on_fatal)
         self._predictor = Predictor(self._engine)
+        self._tokenizing = TokenizingTurn(lambda: self._engine.status().is_busy)
 
     def start(
         self,
@@ -168,13 +170,14 @@ class SlotService:
             return GapBranch(request, engine_request, results, codec, filler, on_finish)
         return Branch(request, engine_request, results, codec, on_finish, self._accepted_delay_s)
 
-    def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        """The tokens of a text of any length. Computed in the caller's thread, without the engine.
+    def tokenize(self, request: TokenizeRequest) -> Tokenization:
+        """Begin to tokenize a text of any length. Its result is computed in the caller's thread, beside the engine.
 
         Raises:
             NotReady: the model is not loaded yet.
+            SlotFull: another text is being tokenized.
         """
-        return self._loaded_codec().tokenize(request.text)
+        return self._tokenizing.take(self._loaded_codec(), request.text)
 
     def _loaded_codec(self) -> Codec:
         if self._codec is None:

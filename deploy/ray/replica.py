@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,8 @@ class WorkerReplica:
         """The body of `POST /tokenize`."""
 
         def tokenize() -> bytes:
-            return b"".join(wire.encode_tokens(self._service.tokenize(wire.parse_tokenize_request(content))))
+            with closing(self._service.tokenize(wire.parse_tokenize_request(content))) as tokenization:
+                return b"".join(wire.encode_tokens(tokenization.result()))
 
         try:
             return await asyncio.wrap_future(self._threads.submit(tokenize))

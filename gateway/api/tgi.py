@@ -136,18 +136,20 @@ class TgiResponder:
     ) -> tuple[TgiAnswer, StartedRequest]:
         caller = caller_of(req)
         model = self._starter.model(None, "model")
-        parameters, more = self._resolve(request, model)
+        parameters, more = self._resolve(request, model, caller, started_at)
         spec = self._spec(request.prompts, parameters, model, caller, started_at, is_streamed=is_streamed)
         policy = self._policy(request.prompts, parameters, spec)
         started = stack.enter_context(self._starter.started(caller, spec, policy))
         return TgiAnswer(request.prompts, parameters, [*warnings, *more], spec, req.context), started
 
-    def _resolve(self, request: TgiRequest, model: Model) -> tuple[TgiParameters, list[str]]:
+    def _resolve(
+        self, request: TgiRequest, model: Model, caller: Caller, started_at: float
+    ) -> tuple[TgiParameters, list[str]]:
         """The parameters in the terms of Tercet, and a warning for each whose value it could not have.
 
         Raises:
             InvalidRequest: `max_new_tokens` is 0.
-            NotReady: no slot can tokenize the inputs, for `max_length`.
+            ClientGone, Overloaded, NotReady, DeadlineExceeded: no slot could tokenize the inputs, for `max_length`.
         """
         parameters = request.parameters or TgiParameters()
         changes: dict[str, Any] = {}
@@ -160,7 +162,7 @@ class TgiResponder:
         if number == 0:
             raise invalid("max_new_tokens", "must be 1 or more, or -1, not 0")
         if number is None and parameters.max_length is not None:
-            longest = max(len(self._tokenizer.tokenize(model.name, prompt).ids) for prompt in request.prompts)
+            longest = max(self._num_tokens(model, prompt, caller, started_at) for prompt in request.prompts)
             number = parameters.max_length - longest
             if number < 1:
                 number = 1
@@ -171,6 +173,16 @@ class TgiResponder:
             warnings.append(f"max_new_tokens was lowered to {number}, half of the model's context.")
         changes["max_new_tokens"] = number
         return replace(parameters, **changes), warnings
+
+    def _num_tokens(self, model: Model, prompt: str, caller: Caller, started_at: float) -> int:
+        found = self._tokenizer.tokenize(
+            model.name,
+            prompt,
+            self._starter.deadline(started_at),
+            owner=caller.owner,
+            cancelling=self._starter.watching(caller),
+        )
+        return len(found.ids)
 
     def _policy(self, prompts: list[str], parameters: TgiParameters, spec: GenerationSpec) -> SelectionPolicy:
         return SelectionPolicy(

@@ -6,6 +6,7 @@ of tokens; `prompt` is vLLM's, which lm-evaluation-harness sends, answered with 
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
@@ -13,17 +14,29 @@ import falcon
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.api.callers import caller_of
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tgi import TAG
 from gateway.api.tgi_schema import MAX_INPUT_CHARS, TGI_ERRORS, TgiParameters
 from gateway.api.tolerance import TolerantParser
+from gateway.generation.request_starter import RequestStarter
 from gateway.pool.tokenizing import PoolTokenizer
-from shared.errors import InvalidJson, InvalidRequest, NotReady
+from shared.errors import (
+    DeadlineExceeded,
+    InvalidJson,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    QuotaExceeded,
+    TercetError,
+)
 from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import TokenizeResponse
 
+# Texts are bounded like requests for completions, so these errors can occur.
+_ERRORS_OF_TURNS: tuple[type[TercetError], ...] = (QuotaExceeded, Overloaded, NotReady, DeadlineExceeded)
 _TEXT = f"a string of up to {MAX_INPUT_CHARS} characters"
 _encode = msgspec.json.Encoder().encode
 
@@ -92,27 +105,27 @@ class TokenizeResource:
             bodies=(parse_inputs, parse_prompt),
             examples={"inputs": {"inputs": "The old man"}, "prompt": {"prompt": "The old man"}},
             answers={200: Answer("The tokens.", {JSON: list[TextToken] | TokenIds})},
-            errors=(InvalidJson, InvalidRequest, NotReady),
+            errors=(InvalidJson, InvalidRequest, *_ERRORS_OF_TURNS),
         )
     }
 
-    def __init__(self, tokenizer: PoolTokenizer, model: str) -> None:
+    def __init__(self, starter: RequestStarter, tokenizer: PoolTokenizer) -> None:
+        self._starter = starter
         self._tokenizer = tokenizer
-        self._model = model
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """
         Raises:
             InvalidJson, InvalidRequest: the request is wrong.
-            NotReady: no slot of the model is warm.
+            QuotaExceeded, ClientGone, Overloaded, NotReady, DeadlineExceeded: it has no turn, or not in time.
         """
         body = req.bounded_stream.read()
         if "inputs" in (members := members_of(replace_lone_surrogates(body))) or "prompt" not in members:
             text = parse_inputs(body).request.inputs
-            resp.data = _encode(_text_tokens(text, self._tokenizer.tokenize(self._model, text)))
+            resp.data = _encode(_text_tokens(text, _tokens_of(self._starter, self._tokenizer, req, text)))
             return
         request = parse_prompt(body).request
-        found = self._tokenizer.tokenize(self._model, request.prompt)
+        found = _tokens_of(self._starter, self._tokenizer, req, request.prompt)
         texts = [token.text for token in _text_tokens(request.prompt, found)] if request.return_token_strs else None
         resp.data = _encode(
             TokenIds(count=len(found.ids), max_model_len=found.n_ctx, tokens=found.ids, token_strs=texts)
@@ -128,20 +141,20 @@ class TokenizerInfoResource:
             tag=TAG,
             summary="The tokenizer's special tokens",
             answers={200: Answer("What a client needs to use `POST /tokenize` as a tokenizer.", {JSON: TokenizerInfo})},
-            errors=(NotReady,),
+            errors=_ERRORS_OF_TURNS,
         )
     }
 
-    def __init__(self, tokenizer: PoolTokenizer, model: str) -> None:
+    def __init__(self, starter: RequestStarter, tokenizer: PoolTokenizer) -> None:
+        self._starter = starter
         self._tokenizer = tokenizer
-        self._model = model
 
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         """
         Raises:
-            NotReady: no slot of the model is warm.
+            TercetError: as `POST /tokenize`.
         """
-        found = self._tokenizer.tokenize(self._model, "")
+        found = _tokens_of(self._starter, self._tokenizer, req, "")
         resp.data = _encode(
             TokenizerInfo(
                 tokenizer_class="GPT2TokenizerFast",
@@ -152,6 +165,24 @@ class TokenizerInfoResource:
                 model_max_length=found.n_ctx,
                 chat_template=None,
             )
+        )
+
+
+def _tokens_of(starter: RequestStarter, tokenizer: PoolTokenizer, req: falcon.Request, text: str) -> TokenizeResponse:
+    """The tokens of a text by the default model, counted among the requests of its key, and ended with its client.
+
+    Raises:
+        QuotaExceeded: the key has too many requests already.
+        TercetError: as `PoolTokenizer.tokenize`.
+    """
+    caller = caller_of(req)
+    with starter.counting(caller):
+        return tokenizer.tokenize(
+            starter.default_model,
+            text,
+            starter.deadline(time.monotonic()),
+            owner=caller.owner,
+            cancelling=starter.watching(caller),
         )
 
 

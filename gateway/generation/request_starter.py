@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -87,8 +87,20 @@ class RequestStarter:
             QuotaExceeded, Overloaded, NotReady: before the block.
         """
         self._fanout.check(caller.owner)
-        with self._quota.entering(caller.owner, caller.max_concurrency):
+        with self.counting(caller):
             yield
+
+    def counting(self, caller: Caller) -> AbstractContextManager[None]:
+        """Count a request among its owner's while the block runs.
+
+        Raises:
+            QuotaExceeded: before the block.
+        """
+        return self._quota.entering(caller.owner, caller.max_concurrency)
+
+    def watching(self, caller: Caller) -> Cancelling:
+        """Makes a context manager from a function that is called if the client hangs up."""
+        return partial(self._hangups.watching, caller.sock)
 
     @contextmanager
     def started(self, caller: Caller, spec: GenerationSpec, policy: SelectionPolicy) -> Iterator[StartedRequest]:

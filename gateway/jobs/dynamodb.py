@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.jobs.store import REMEMBERED_S, Job, Queue, decode_job
+from gateway.jobs.store import MAX_CALLS, REMEMBERED_S, Job, Queue, decode_job
 from shared.errors import JobsUnavailable
 
 CONNECT_TIMEOUT_S = 2.0
@@ -41,6 +41,7 @@ class DynamoDbStore:
 
     # An item holds 400 KB, names of attributes included.
     max_bytes: int | None = 390_000
+    max_calls = MAX_CALLS
 
     def __init__(self, table: str, *, region: str | None = None, endpoint: str | None = None) -> None:
         from botocore.config import Config

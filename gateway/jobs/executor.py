@@ -143,6 +143,7 @@ class JobExecutor:
         polled_at = purged_at = float("-inf")
         while not self._is_stopping:
             now = time.monotonic()
+            num_cleared = self.queue.num_cleared
             try:
                 if now - polled_at >= POLL_S:
                     polled_at = now
@@ -150,10 +151,13 @@ class JobExecutor:
                     self.num_open = self.queue.num_open()
                     self._note_store(None)
                 if now - purged_at >= PURGE_S:
-                    purged_at = now
-                    while self.queue.purge():
-                        pass
+                    before = self.queue.num_cleared
+                    self.queue.purge()
+                    if self.queue.num_cleared == before:
+                        purged_at = now
                 self._lease()
+                if self.queue.num_cleared != num_cleared:
+                    continue  # there may be more; leases are renewed in between
             except JobsUnavailable as error:
                 self._paused_until = time.monotonic() + POLL_S
                 self._note_store(error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -18,6 +17,7 @@ import msgspec
 
 from gateway.jobs import store as transitions
 from gateway.jobs.store import Job, JobStore, encode_job
+from gateway.jobs.store_gate import StoreGate
 from shared.errors import (
     BodyTooLarge,
     JobAbandoned,
@@ -42,13 +42,22 @@ _ID_CHARS = 24
 _BATCH = 16
 # How often a lease lists again, if other executors took all that was listed.
 _MAX_LISTINGS = 5
+# The longest time for which a lease or a purge erases what has expired, before its thread does something else. An
+# executor renews each third of a lease (2 s), and one turn of it leases and purges.
+ERASING_S = LEASE_S / 24
 
 Final = Literal["succeeded", "failed", "cancelled"]
 Count = Callable[[str], None]
 
 
 class JobQueue:
-    """Thread-safe, and safe with other queues of other processes over the same data."""
+    """Thread-safe, and safe with other queues of other processes over the same data.
+
+    Clients' calls pass a gate, which refuses them while the store hangs (`gateway.jobs.store_gate`).
+
+    Attributes:
+        num_cleared: jobs that this queue has erased because they had expired, or forgotten.
+    """
 
     def __init__(
         self,
@@ -72,7 +81,8 @@ class JobQueue:
         self._max_open = max_open
         self._count = count
         self._clock = clock
-        self._submitting = threading.Lock()
+        self._gate = StoreGate(store.max_calls)
+        self.num_cleared = 0
 
     # For clients.
 
@@ -89,7 +99,7 @@ class JobQueue:
             InvalidRequest: the owner has used this key for another request.
             QuotaExceeded, Overloaded: the owner's share of the queue, or the queue, is full.
             BodyTooLarge: the store cannot hold it.
-            JobsUnavailable
+            JobsUnavailable: the store cannot be used, or hangs.
         """
         now = self._clock()
         idempotency, fingerprint = _idempotency(owner, request, idempotency_key)
@@ -106,7 +116,7 @@ class JobQueue:
         )
         if self._store.max_bytes is not None and len(encode_job(job)) > self._store.max_bytes:
             raise BodyTooLarge(f"The job store takes at most {self._store.max_bytes} bytes; shorten the context.")
-        with self._submitting:
+        with self._gate.entering():
             while True:
                 if job.idempotency and (known := self._known(job)) is not None:
                     return known, False
@@ -122,9 +132,15 @@ class JobQueue:
             UnknownJob: there is no such job, or it is another owner's.
             JobExpired, JobsUnavailable
         """
-        job = self._store.read(job_id) if len(job_id) == _ID_CHARS else None
+        if len(job_id) != _ID_CHARS:
+            raise _unknown()
+        with self._gate.entering():
+            return self._find(job_id, owner)
+
+    def _find(self, job_id: str, owner: str) -> Job:
+        job = self._store.read(job_id)
         if job is None or job.owner != owner:
-            raise UnknownJob("No job with this id is known here.")
+            raise _unknown()
         if job.is_expired(self._clock()):
             self._expire(job)
             raise JobExpired("The job has expired: its request and its result are erased. Send it again.")
@@ -136,14 +152,17 @@ class JobQueue:
         Raises:
             UnknownJob, JobExpired, JobsUnavailable: as `find`.
         """
-        while True:
-            job = self.find(job_id, owner)
-            if job.queue == "open":
-                is_done = self._end(job, "cancelled")
-            elif is_done := self._store.delete(job):
-                self._count("deleted")
-            if is_done:
-                return job
+        if len(job_id) != _ID_CHARS:
+            raise _unknown()
+        with self._gate.entering():
+            while True:
+                job = self._find(job_id, owner)
+                if job.queue == "open":
+                    is_done = self._end(job, "cancelled")
+                elif is_done := self._store.delete(job):
+                    self._count("deleted")
+                if is_done:
+                    return job
 
     def num_open(self) -> int:
         """Jobs that are queued or running."""
@@ -154,8 +173,10 @@ class JobQueue:
     def lease(self) -> Job | None:
         """Give the job that has been due for longest to the caller, for `LEASE_S`.
 
-        A job whose lease has ended is due again; after `MAX_ATTEMPTS` it fails instead.
+        A job whose lease has ended is due again; after `MAX_ATTEMPTS` it fails instead. Where many jobs before it have
+        expired, it returns None after `ERASING_S`, and `num_cleared` has grown: the next call goes on.
         """
+        erases_until = time.monotonic() + ERASING_S
         for _ in range(_MAX_LISTINGS):
             now = self._clock()
             ids = self._store.due("open", now, _BATCH)
@@ -165,6 +186,8 @@ class JobQueue:
                     continue  # changed since it was listed
                 if job.is_expired(now):
                     self._expire(job)
+                    if time.monotonic() >= erases_until:
+                        return None
                 elif job.attempts >= MAX_ATTEMPTS:
                     self._end(job, "failed", error=_ABANDONED.problem())
                 elif self._replace(job, leased := transitions.lease(job, secrets.token_hex(16), now, LEASE_S)):
@@ -199,21 +222,27 @@ class JobQueue:
         return is_stored
 
     def purge(self) -> int:
-        """Erase what has expired, and forget what expired long ago; returns how many were erased.
+        """Erase some of what has expired, for `ERASING_S` at most, and forget some of what expired long ago; returns
+        how many were erased. Call it again as long as `num_cleared` grows.
 
         Reading and leasing check expiry too, so nothing is shown between its expiry and the next purge.
         """
         now = self._clock()
+        erases_until = time.monotonic() + ERASING_S
         num_erased = 0
         for queue in ("final", "open"):
             for job_id in self._store.due(queue, now, _BATCH):
                 job = self._store.read(job_id)
                 if job is not None and job.state != "expired" and job.is_expired(now):
                     num_erased += self._expire(job)
+                    if time.monotonic() >= erases_until:
+                        return num_erased
         for job_id in self._store.due("expired", now, _BATCH):
             job = self._store.read(job_id)
-            if job is not None and job.state == "expired" and job.due_at <= now:
-                self._store.delete(job)
+            if job is not None and job.state == "expired" and job.due_at <= now and self._store.delete(job):
+                self.num_cleared += 1
+                if time.monotonic() >= erases_until:
+                    break
         return num_erased
 
     def close(self) -> None:
@@ -239,7 +268,8 @@ class JobQueue:
         return known
 
     def _check_bounds(self, owner: str) -> None:
-        """Several gateways may exceed the bounds by the requests that they accept at the same time."""
+        """Requests that are accepted at the same time, by several gateways or by the `max_calls` of a store, may exceed
+        the bounds by their number."""
         max_owned = max(1, int(OWNER_SHARE * self._max_open))
         if owner and self._store.num_open(owner) >= max_owned:
             raise QuotaExceeded(
@@ -270,12 +300,17 @@ class JobQueue:
     def _expire(self, job: Job) -> bool:
         is_done = job.state != "expired" and self._replace(job, transitions.expire(job, self._clock()))
         if is_done:
+            self.num_cleared += 1
             self._count("expired")
         return is_done
 
     def _replace(self, old: Job, new: Job) -> bool:
         # A client library may repeat a write whose confirmation was lost: then the stored version is ours.
         return self._store.replace(old, new) or self._store.read(new.id) == new
+
+
+def _unknown() -> UnknownJob:
+    return UnknownJob("No job with this id is known here.")
 
 
 def _idempotency(owner: str, request: bytes, key: str | None) -> tuple[str, str]:

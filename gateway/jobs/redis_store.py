@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.jobs.store import Job, Queue, decode_job, encode_job
+from gateway.jobs.store import MAX_CALLS, Job, Queue, decode_job, encode_job
 from gateway.shared_store.client import open_redis
 from gateway.shared_store.scripts import DELETE_JOB, INSERT_JOB, REPLACE_JOB
 from shared.errors import JobsUnavailable
@@ -25,6 +25,7 @@ class RedisStore:
     """A `JobStore`."""
 
     max_bytes: int | None = None
+    max_calls = MAX_CALLS
 
     def __init__(self, url: str) -> None:
         """

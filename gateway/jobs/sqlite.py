@@ -17,8 +17,9 @@ from pathlib import Path
 from gateway.jobs.store import Job, Queue, decode_job, encode_job
 from shared.errors import JobsUnavailable
 
-# How long a write waits for another process.
-BUSY_TIMEOUT_S = 5.0
+# How long a write waits for another process, and a thread for the connection: a third of a lease, so that a renewal
+# that fails can be repeated.
+BUSY_TIMEOUT_S = 2.0
 # Pause before another attempt to open a file that another process is switching to WAL.
 OPEN_PAUSE_S = 0.01
 _SCHEMA = """
@@ -35,6 +36,7 @@ class SqliteStore:
     """A `JobStore`. The file is created at the first use, readable by its user alone."""
 
     max_bytes: int | None = None
+    max_calls = 1  # the file has one writer at a time
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,17 +102,20 @@ class SqliteStore:
         """The connection, in which each statement is a transaction.
 
         Raises:
-            JobsUnavailable: the file cannot be opened, read or written.
+            JobsUnavailable: the file cannot be opened, read or written, or another thread uses it for too long.
         """
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = _open(self._path)
-                yield self._connection
-            except (sqlite3.Error, OSError) as error:
-                raise JobsUnavailable(
-                    "The job store of this server cannot be used: its file (TERCET_JOBS) must be writable.",
-                ) from error
+        if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
+            raise JobsUnavailable("The job store of this server is locked by another process; try again shortly.")
+        try:
+            if self._connection is None:
+                self._connection = _open(self._path)
+            yield self._connection
+        except (sqlite3.Error, OSError) as error:
+            raise JobsUnavailable(
+                "The job store of this server cannot be used: its file (TERCET_JOBS) must be writable.",
+            ) from error
+        finally:
+            self._lock.release()
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -26,6 +26,9 @@ _QUEUES: dict[JobState, Queue] = {
 }
 # How long the id of an expired job is answered with 410.
 REMEMBERED_S = 86_400.0
+# Clients' calls at the same time to a store on the network. A call waits for its answers, so more of them would be
+# faster, but each holds one of the gateway's threads (`gateway.server.work`).
+MAX_CALLS = 4
 
 
 class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,12 +83,14 @@ class JobStore(Protocol):
 
     Attributes:
         max_bytes: largest size of an encoded job. None for no limit but memory.
+        max_calls: clients' calls that it takes at the same time.
 
     Raises:
         JobsUnavailable: from every method: the store cannot be reached or written.
     """
 
     max_bytes: int | None
+    max_calls: int
 
     def insert(self, job: Job) -> bool:
         """Add a job. False: its id or its `idempotency` exists."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -72,6 +72,7 @@ class _Peer:
         connect_s: float | None = None,
         request_id: str | None = None,
         session_id: bytes | None = None,
+        hold: Callable[[socket.socket], None] | None = None,
     ) -> Iterator[httpx.Response]:
         """Send a request; the block reads the response, whose head has arrived.
 
@@ -82,6 +83,7 @@ class _Peer:
             path: one of `wire.ROUTES`.
             timeout_s: limit of the write and of each read; `_set_read_timeout` changes that of the next reads.
             connect_s: limit of connecting; default: `timeout_s`.
+            hold: as the extension of `Transport.handle_request`.
 
         Raises:
             httpx.TransportError: as `Transport.handle_request`.
@@ -95,11 +97,12 @@ class _Peer:
         )
         connect_s = timeout_s if connect_s is None else connect_s
         timeouts = {"connect": connect_s, "write": timeout_s, "read": timeout_s}
+        extensions: dict[str, object] = {"timeout": timeouts}
+        if hold is not None:
+            extensions["hold"] = hold
         url = self.urls[path].copy_with(query=query.encode()) if query else self.urls[path]
         stream = httpx.ByteStream(content or b"")
-        request = httpx.Request(
-            wire.ROUTES[path], url, headers=headers, stream=stream, extensions={"timeout": timeouts}
-        )
+        request = httpx.Request(wire.ROUTES[path], url, headers=headers, stream=stream, extensions=extensions)
         response = self.transport.handle_request(request)
         response.request = request
         with closing(_stream(response)):
@@ -116,13 +119,57 @@ def _set_read_timeout(response: httpx.Response, timeout_s: float) -> None:
     response.request.extensions["timeout"]["read"] = timeout_s
 
 
-class Call:
-    """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel` or `abort`."""
+class _AbortableCall:
+    """A call that one thread makes, and that any thread may end by `cancel` or `abort`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._abort_reason: BranchError | None = None
+
+    def cancel(self) -> None:
+        """End the call now, because its result is not wanted any more."""
+        self.abort(BranchError("cancelled", "Cancelled.", is_retryable=False))
+
+    def abort(self, reason: BranchError) -> None:
+        """End the call now: the thread that reads gets `reason`, and the worker sees the connection close.
+
+        It shuts the socket down, because closing a socket does not wake a read that blocks in another thread. While
+        there is no socket yet, the call ends when there is one, or when the time for that has passed. Of several
+        reasons the first is kept.
+        """
+        with self._lock:
+            self._abort_reason = self._abort_reason or reason
+            if self._socket is not None:
+                with suppress(OSError):
+                    # Shut down the TCP connection: `SSLSocket.shutdown` would let another thread read on without TLS.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _hold_socket(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._socket = sock
+        self._raise_if_aborted()
+
+    def _release_socket(self) -> None:
+        with self._lock:
+            self._socket = None
+
+    def _raise_if_aborted(self) -> None:
+        reason = self._abort_reason
+        if reason is not None:
+            raise BranchError(reason.code, reason.detail, is_retryable=reason.is_retryable)
+
+
+class Call(_AbortableCall):
+    """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel` or `abort`.
+
+    Before the worker's acknowledgement there is no socket to shut down.
+    """
 
     def __init__(
         self,
         peer: _Peer,
-        running: set[Call],
+        running: set[_AbortableCall],
         request: GenerateRequest,
         ack_s: float,
         deadline: float,
@@ -135,15 +182,13 @@ class Call:
             deadline: `time.monotonic()` time.
             document: as for `SlotClient.call`.
         """
+        super().__init__()
         self._peer = peer
         self._document = document
         self._running = running
         self._request = request
         self._ack_s = ack_s
         self._deadline = deadline
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._abort_reason: BranchError | None = None
 
     def lines(self) -> Iterator[list[Token | Done]]:
         """The lines of the response after `accepted`, as they arrive; lines that arrive together are in one list.
@@ -174,7 +219,7 @@ class Call:
                 request_id=self._request.request_id,
                 session_id=session_id,
             ) as response:
-                self._hold_socket(response)
+                self._hold_socket(response.extensions["network_stream"].get_extra_info("socket"))
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
                 # The worker sends the head together with `accepted`, so the head is the acknowledgement. The request's
@@ -204,26 +249,7 @@ class Call:
         except msgspec.MsgspecError as error:
             raise BranchError("garbage", "The worker sent an invalid line.") from error
         finally:
-            with self._lock:
-                self._socket = None
-
-    def cancel(self) -> None:
-        """End the call now, because its result is not wanted any more."""
-        self.abort(BranchError("cancelled", "Cancelled.", is_retryable=False))
-
-    def abort(self, reason: BranchError) -> None:
-        """End the call now: the thread that reads gets `reason`, and the worker sees the connection close.
-
-        It shuts the socket down, because closing a socket does not wake a read that blocks in another thread. Before
-        the worker's acknowledgement there is no socket yet; the call then ends with it, or when the time to acknowledge
-        has passed. Of several reasons the first is kept.
-        """
-        with self._lock:
-            self._abort_reason = self._abort_reason or reason
-            if self._socket is not None:
-                with suppress(OSError):
-                    # Shut down the TCP connection: `SSLSocket.shutdown` would let another thread read on without TLS.
-                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._release_socket()
 
     def _identity(self) -> bytes:
         """Equal for requests of one document, else for the branches of one prompt."""
@@ -231,15 +257,58 @@ class Call:
             return b"%d" % self._document
         return (self._request.group.id if self._request.group else self._request.request_id).encode()
 
-    def _hold_socket(self, response: httpx.Response) -> None:
-        with self._lock:
-            self._socket = response.extensions["network_stream"].get_extra_info("socket")
-        self._raise_if_aborted()
 
-    def _raise_if_aborted(self) -> None:
-        reason = self._abort_reason
-        if reason is not None:
-            raise BranchError(reason.code, reason.detail, is_retryable=reason.is_retryable)
+class TokenizeCall(_AbortableCall):
+    """One `POST /tokenize`. One thread calls `result`; any thread may call `cancel` or `abort`."""
+
+    def __init__(self, peer: _Peer, running: set[_AbortableCall], text: str, timeout_s: float) -> None:
+        """
+        Args:
+            running: holds this call while it is made.
+        """
+        super().__init__()
+        self._peer = peer
+        self._running = running
+        self._text = text
+        self._timeout_s = timeout_s
+
+    def result(self) -> TokenizeResponse:
+        """The tokens of the text, as the slot's model has them in a prompt.
+
+        Raises:
+            BranchError: unreachable or refused; these are retryable, because the worker has not begun. Broken off,
+                invalid, cancelled, or not complete in time.
+        """
+        self._running.add(self)
+        try:
+            self._raise_if_aborted()
+            return self._read()
+        finally:
+            self._running.discard(self)
+            self._release_socket()
+
+    def _read(self) -> TokenizeResponse:
+        deadline = time.monotonic() + self._timeout_s
+        content = wire.encode_request(TokenizeRequest(text=self._text))
+        connect_s = min(self._timeout_s, CONNECT_S)
+        try:
+            with self._peer.response(
+                "/tokenize", self._timeout_s, content, connect_s=connect_s, hold=self._hold_socket
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _read_refusal(response)
+                return wire.decode_tokens(_read_all(response, deadline))
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise BranchError("unreachable", "The worker cannot be reached.") from error
+        except httpx.TimeoutException as error:
+            raise BranchError(
+                "timeout", f"The worker did not respond within {self._timeout_s:g} s.", is_retryable=False
+            ) from error
+        except httpx.TransportError as error:
+            reason = self._abort_reason or BranchError("broken", "The connection to the worker failed.")
+            raise BranchError(reason.code, reason.detail, is_retryable=False) from error
+        except msgspec.MsgspecError as error:
+            raise BranchError("garbage", "The worker sent an invalid response.", is_retryable=False) from error
 
 
 class SlotClient:
@@ -259,7 +328,7 @@ class SlotClient:
         self._ack_s = ack_s
         self.is_remote = slot.remote is not None
         self._peer = _local_peer(slot.socket) if slot.remote is None else _remote_peer(slot.remote, access)
-        self._running: set[Call] = set()  # calls whose lines are being read; its methods are atomic
+        self._running: set[_AbortableCall] = set()  # calls in progress; its methods are atomic
 
     def close(self) -> None:
         """Close the idle connections; calls in progress continue."""
@@ -276,25 +345,9 @@ class SlotClient:
         """
         return Call(self._peer, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline, document)
 
-    def tokenize(self, text: str, timeout_s: float) -> TokenizeResponse:
-        """The tokens of `text`, as the slot's model has them in a prompt.
-
-        Raises:
-            BranchError: unreachable, refused, broken off, invalid, or not complete after `timeout_s`.
-        """
-        deadline = time.monotonic() + timeout_s
-        content = wire.encode_request(TokenizeRequest(text=text))
-        try:
-            with self._peer.response("/tokenize", timeout_s, content) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise _read_refusal(response)
-                return wire.decode_tokens(_read_all(response, deadline))
-        except httpx.TimeoutException as error:
-            raise BranchError("timeout", f"The worker did not respond within {timeout_s:g} s.") from error
-        except httpx.TransportError as error:
-            raise BranchError("broken", "The connection to the worker failed.") from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", "The worker sent an invalid response.") from error
+    def tokenize(self, text: str, timeout_s: float) -> TokenizeCall:
+        """A call that starts with its `result`."""
+        return TokenizeCall(self._peer, self._running, text, timeout_s)
 
     def abort_calls(self, reason: BranchError) -> None:
         """End every call in progress with `reason`."""
@@ -373,7 +426,7 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
         parts.append(part)
         num_bytes += len(part)
         if num_bytes > MAX_TOKENIZE_BYTES:
-            raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.")
+            raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.", is_retryable=False)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
 

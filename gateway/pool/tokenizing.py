@@ -1,20 +1,53 @@
-"""Tokens of a text, from any warm slot of its model: the gateway has no tokenizer of its own.
+"""Tokens of a text, from a warm slot of its model: the gateway has no tokenizer of its own.
 
-Needs no room in a slot: the engine takes no part in it. Knows no dialect.
+A bulkhead beside `gateway.pool.admission`: a text needs no room in a slot's batch, because the engine takes no part in
+it, but a turn. A slot has one text at a time, and the gateway few; further texts wait in a queue that is bounded and
+fair between owners (API keys). Each ends with its client, or at its deadline. A text is sent to another slot only if
+the worker has not begun it. Knows no dialect.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
-from gateway.pool.admission import Admission
-from gateway.pool.client import BranchError, SlotClient
-from shared.errors import NotReady
+from gateway.pool.admission import Admission, Cancelling
+from gateway.pool.client import BranchError, SlotClient, TokenizeCall
+from gateway.pool.fair_queue import FairQueue
+from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.protocol import TokenizeResponse
 
-# A worker needs 0.6 s for 1 MiB of text, and may be busy.
-TIMEOUT_S = 10.0
+# Texts at a time. While the gateway reads and encodes the tokens of the largest text, a MiB with a token for each byte,
+# it holds some 300 MB, and other threads wait for the interpreter. A second text hides the first one's way to its slot.
+MAX_TEXTS = 2
+# Texts that wait, each with a thread. As many as GATEWAY_RESERVE_THREADS of gunicorn.conf.py, which are the threads
+# that completions leave: texts of requests with `max_length` wait in those of completions.
+MAX_WAITING = 16
+# A worker's refusal while it has a text of another gateway, and the pause after it: some short texts' time.
+SLOT_FULL = "slot_full"
+TAKEN_PAUSE_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class _Text:
+    """A text that waits for a slot, or has one. It is settled with either `slot` or `error`."""
+
+    model: str
+    owner: str
+    num_branches: int = 1  # of a `FairQueue`: texts count alike
+    tried: set[int] = field(default_factory=set)  # slots that could not begin it
+    full: set[int] = field(default_factory=set)  # slots that had a text of another gateway
+    number: int = 0
+    slot: int | None = None
+    error: TercetError | None = None
+    is_waiting: bool = False
+    call: TokenizeCall | None = None
+    settled: threading.Event = field(default_factory=threading.Event)
 
 
 class PoolTokenizer:
@@ -27,15 +60,175 @@ class PoolTokenizer:
         """
         self._admission = admission
         self._clients = clients
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._busy: set[int] = set()  # slots that have a text
+        self._queues = {model: FairQueue[_Text]() for model in admission.models.names}
+        self._num_waiting: Counter[str] = Counter()  # by owner
+        self._num_arrived = 0
+        self._texts: set[_Text] = set()
+        self._stop_reason: TercetError | None = None
 
-    def tokenize(self, model: str, text: str) -> TokenizeResponse:
-        """The tokens of `text`, as the model has them in a prompt. A slot that fails is followed by the next.
+    def tokenize(
+        self,
+        model: str,
+        content: str,
+        deadline: float,
+        *,
+        owner: str = "",
+        cancelling: Cancelling = lambda _cancel: nullcontext(),
+    ) -> TokenizeResponse:
+        """The tokens of a text, as the model has them in a prompt.
+
+        Args:
+            deadline: `time.monotonic()` time.
+            owner: id of the request's API key; turns are fair between owners.
+            cancelling: makes a context manager from a function that ends the call; it is entered meanwhile.
 
         Raises:
-            NotReady: no warm slot of the model has answered.
+            ClientGone: cancelled.
+            Overloaded: too many texts wait, and the owner has its share of them.
+            NotReady: no warm slot of the model can be reached, or the worker ended.
+            DeadlineExceeded: no tokens before the deadline.
+            TercetError: the reason given to `cancel_all`.
         """
-        for row in self._admission.slots():
-            if row.slot.model == model and row.state.state == "warm":
-                with suppress(BranchError, KeyError):  # a slot of another machine may have been removed
-                    return self._clients[row.slot.index].tokenize(text, TIMEOUT_S)
-        raise NotReady(f"No slot of {model} is ready to tokenize; try again.")
+        text = _Text(model, owner)
+        with self._lock:
+            self._raise_if_stopped()
+            self._texts.add(text)
+        try:
+            with cancelling(lambda: self._end(text, ClientGone("The client hung up before its answer was ready."))):
+                while True:
+                    response = self._try_slot(text, content, deadline)
+                    if response is not None:
+                        return response
+        finally:
+            with self._lock:
+                self._texts.discard(text)
+
+    def cancel_all(self, reason: TercetError) -> None:
+        """End every call, running or waiting, with `reason`; from now on `tokenize` raises it."""
+        with self._lock:
+            self._stop_reason = reason
+            texts = list(self._texts)
+        for text in texts:
+            self._end(text, copy.copy(reason))
+
+    def _try_slot(self, text: _Text, content: str, deadline: float) -> TokenizeResponse | None:
+        """The tokens from the next slot that is free. None: the slot has not begun the text."""
+        slot, is_taken = self._take_slot(text, deadline), False
+        try:
+            call = self._clients[slot].tokenize(content, max(0.001, deadline - time.monotonic()))
+            with self._lock:
+                text.call = call
+                error = text.error
+            if error is not None:
+                raise error
+            return call.result()
+        except KeyError:  # a slot of another machine, which has been removed
+            text.tried.add(slot)
+        except BranchError as error:
+            if text.error is not None:
+                raise text.error from error
+            if not error.is_retryable:
+                raise _failure(error) from error
+            is_taken = error.code == SLOT_FULL
+            (text.full if is_taken else text.tried).add(slot)
+        finally:
+            with self._lock:
+                text.call = text.slot = None
+                self._busy.discard(slot)
+                self._settle_all()
+        if is_taken:
+            time.sleep(TAKEN_PAUSE_S)
+        return None
+
+    def _take_slot(self, text: _Text, deadline: float) -> int:
+        """Wait for a turn.
+
+        Raises:
+            TercetError: as `tokenize`.
+        """
+        with self._lock:
+            if text.error is not None:
+                raise text.error
+            text.settled.clear()
+            text.is_waiting = True
+            self._num_arrived += 1
+            text.number = self._num_arrived
+            self._queues[text.model].append(text)
+            self._num_waiting[text.owner] += 1
+            self._settle_all()
+            self._refuse_beyond_the_bound()
+        text.settled.wait(max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            if text.is_waiting:
+                late = DeadlineExceeded("No worker was free to tokenize the text before the deadline.")
+                self._settle(text, error=late)
+                self._settle_all()
+            if text.error is not None:
+                if text.slot is not None:
+                    self._busy.discard(text.slot)
+                    self._settle_all()
+                raise text.error
+            assert text.slot is not None
+            return text.slot
+
+    def _end(self, text: _Text, error: TercetError) -> None:
+        with self._lock:
+            if text.is_waiting:
+                self._settle(text, error=error)
+                self._settle_all()
+            text.error = text.error or error
+            call = text.call
+        if call is not None:
+            call.cancel()
+
+    def _settle(self, text: _Text, *, slot: int | None = None, error: TercetError | None = None) -> None:
+        """End the waiting of a text, and wake its thread."""
+        queue = self._queues[text.model]
+        (queue.remove if slot is None else queue.serve)(text)
+        self._num_waiting[text.owner] -= 1
+        if not self._num_waiting[text.owner]:
+            del self._num_waiting[text.owner]
+        text.slot, text.error, text.is_waiting = slot, error, False
+        if slot is not None:
+            self._busy.add(slot)
+        text.settled.set()
+
+    def _settle_all(self) -> None:
+        """Give free slots to the texts whose turn it is, and refuse those for which there is none."""
+        for model, queue in self._queues.items():
+            while (head := queue.head()) is not None:
+                warm = [row for row in self._admission.slots() if row.slot.model == model and row.state.state == "warm"]
+                indices = [row.slot.index for row in warm if row.slot.index not in head.tried]
+                if not indices:
+                    self._settle(head, error=NotReady(f"No slot of {model} is ready to tokenize; try again."))
+                    continue
+                free = [index for index in indices if index not in self._busy]
+                if not free or len(self._busy) >= MAX_TEXTS:
+                    break
+                self._settle(head, slot=next((index for index in free if index not in head.full), free[0]))
+
+    def _refuse_beyond_the_bound(self) -> None:
+        """Longest queue drop, as of `Admission`: refuse the newest text of the owner that has the most waiting."""
+        while self._num_waiting.total() > MAX_WAITING:
+            newest = [text for owner in self._num_waiting if (text := self._newest(owner)) is not None]
+            victim = max(newest, key=lambda text: (self._num_waiting[text.owner], text.number))
+            refusal = f"Too many texts wait to be tokenized: at most {MAX_WAITING} may. Try again shortly."
+            self._settle(victim, error=Overloaded(refusal))
+
+    def _newest(self, owner: str) -> _Text | None:
+        texts = (queue.newest(owner) for queue in self._queues.values())
+        return max((text for text in texts if text is not None), key=lambda text: text.number, default=None)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop_reason is not None:
+            raise copy.copy(self._stop_reason)
+
+
+def _failure(error: BranchError) -> TercetError:
+    """The answer where the worker had begun: it is not asked again, because the text may be what ended it."""
+    if error.code == "timeout":
+        return DeadlineExceeded("The worker has not tokenized the text before the deadline; send a shorter text.")
+    return NotReady("The worker ended, or failed, while it tokenized the text; try again shortly.")

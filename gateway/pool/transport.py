@@ -139,16 +139,18 @@ class Transport(httpx.BaseTransport):
         """Send the request and read the response's head; its body is read as the caller iterates.
 
         The request's `timeout` extension must have `connect`, `write` and `read` in seconds, none of them None.
-        `read` limits each read, and may be changed between the reads.
+        `read` limits each read, and may be changed between the reads. The extension `hold`, if there is one, is called
+        with the socket of each connection before the request is sent by it.
 
         Raises:
             httpx.TransportError: unreachable, timed out, or not a response in HTTP/1.1. `UntrustedPeer` is one of them.
         """
         timeout: dict[str, float] = request.extensions["timeout"]
+        hold: Callable[[socket.socket], None] | None = request.extensions.get("hold")
         data = _encode_head(request) + request.read()
         while (kept := self._take_idle()) is not None:
             try:
-                kept.send(data, timeout["write"])
+                kept.send(data, timeout["write"], hold)
             except httpx.WriteError:
                 continue  # the peer has closed it; the request has not been processed
             try:
@@ -159,7 +161,7 @@ class Transport(httpx.BaseTransport):
                     raise
                 break
         connection = _Connection(self._address.connect(timeout["connect"]))
-        connection.send(data, timeout["write"])
+        connection.send(data, timeout["write"], hold)
         return self._read_head(connection, timeout)
 
     def close(self) -> None:
@@ -262,11 +264,20 @@ class _Connection:
     def get_extra_info(self, info: Literal["socket"]) -> socket.socket:
         return self._socket
 
-    def send(self, data: bytes, timeout_s: float) -> None:
+    def send(self, data: bytes, timeout_s: float, hold: Callable[[socket.socket], None] | None = None) -> None:
         """
+        Args:
+            hold: gets the socket first; what it raises closes the connection.
+
         Raises:
             httpx.WriteTimeout, httpx.WriteError: it is closed then.
         """
+        if hold is not None:
+            try:
+                hold(self._socket)
+            except BaseException:
+                self.close()
+                raise
         try:
             self._set_timeout(socket.SO_SNDTIMEO, timeout_s)  # fails on macOS if the peer has closed
             self._socket.sendall(data)

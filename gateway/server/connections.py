@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.server.chunks import ChunkedBody, InvalidChunks
+from gateway.server.work import Work
 
 # A refused upload costs one read and what lingering discards: 64 KiB at most.
 READ_BYTES = 32 << 10
@@ -107,6 +108,8 @@ class Connection:
         self.refusal = ""
         self._is_length_known = True
         self._num_discarded = 0
+        self.work = Work.READS  # the class of the last complete request
+        self.owner = ""
         self.is_pipelining = False  # the request was sent before the response to the last one
         self._sock = sock
         if tls is not None:
@@ -164,9 +167,14 @@ class Connection:
         is_alone = self._is_length_known and len(self._buffer) == self._request_bytes
         return bytes(self._buffer) if is_alone else None
 
-    def begins_with(self, lines: tuple[bytes, ...]) -> bool:
-        """Whether the request begins with one of these."""
-        return self._buffer.startswith(lines)
+    @property
+    def request_head(self) -> bytes:
+        """The head of the complete request."""
+        return bytes(self._buffer[: self._head_bytes])
+
+    def discard_received(self) -> None:
+        """Forget a request that was refused with the end of the connection."""
+        self._buffer.clear()
 
     def wait_for_thread(self, now: float) -> None:
         """A request is complete, and no thread is free."""
@@ -380,6 +388,10 @@ class ResponseSocket:
     @property
     def has_unsent(self) -> bool:
         return bool(self._unsent)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return len(self._unsent)
 
     def sendall(self, data: bytes) -> None:
         """Send, or keep for later.

@@ -24,7 +24,6 @@ import select
 import ssl
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -43,6 +42,8 @@ from gateway.server.connections import LINGER_S, Connection, Phase, RequestSourc
 from gateway.server.error_responses import encode_error, send_once
 from gateway.server.plain_requests import plain_environ, plain_head
 from gateway.server.served_app import ServedApp
+from gateway.server.work import Work
+from gateway.server.work_queue import WorkQueue
 from shared.errors import (
     HeadersTooLarge,
     MalformedRequest,
@@ -70,14 +71,24 @@ SPARE_DESCRIPTORS = 32
 MAX_CONNECTIONS = 10_000
 # Share of the remaining file descriptors for clients; the rest is for branch connections, three to a request.
 CLIENT_SHARE = 0.6
-# Requests of clients that send the next one before they have read the last response are answered by few threads, and
-# after all others: no client in use does it, and a flood of them would cost the others their turn.
-MAX_PIPELINING = 4
-# Health checks that threads of their own answer, at a time; further ones wait as other requests do. A balancer or
-# SageMaker replaces a server that does not answer them in time, and its load moves to the others.
+# Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
+# milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
+# answer no more requests a second. Of those that tokenize, two have a turn (MAX_TEXTS in gateway/pool/tokenizing.py),
+# two parse or encode; of those for jobs, as many may wait for a store (MAX_CALLS in gateway/jobs/store.py).
+MAX_SMALL = 4
+# Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
+# them in time, and its load moves to the others.
 MAX_CHECKING = 2
-# A request that finds no free thread for this long is refused.
+# Requests of clients that send the next one before they have read the last response are answered by few threads, and
+# after completions: no client in use does it, and a flood of them would cost the others their turn.
+MAX_PIPELINING = 4
+# A completion that finds no free thread for this long is refused. There are threads for all completions that may run or
+# wait, so without one it would be refused anyway. Other requests wait as long as a request may take, without a thread.
 MAX_READY_WAIT_S = 0.2
+# Share of the bytes that may be buffered which the requests of one class may have while they wait for a thread, 32 of
+# the largest by default: all classes together leave a quarter to requests that are not complete. Of completions more
+# wait, and briefly.
+CLASS_SHARE, COMPLETIONS_SHARE = 1 / 8, 1 / 4
 # How long a stopping worker keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
 # Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
@@ -87,6 +98,7 @@ EXIT_MARGIN_S = 0.1
 JOBS_STOP_S = 1.0
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
+SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.FEEDBACK, Work.READS)
 _ACCEPTS_AT_ONCE = 64
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -110,12 +122,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def init_process(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._connections: dict[int, Connection] = {}
-        self._num_answering = 0
-        self._num_pipelining = 0  # of the requests that are answered
-        self._num_checking = 0
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
-        self._ready: deque[Connection] = deque()  # they wait for a thread
-        self._ready_pipelining: deque[Connection] = deque()
+        self._work: dict[Work, WorkQueue] = {}
         self._is_warm = False
         self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
@@ -130,18 +138,17 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
             self._tls.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
         self._poller = Poller()
-        self._threads = CallThreads("answer", self.cfg.threads)
-        self._check_threads = CallThreads("check", MAX_CHECKING)
         try:
             super().init_process()  # returns when the worker stops
         finally:
             # An interpreter that exits would stop these threads anywhere.
-            if self._num_answering or self._num_checking:
+            if any(queue.num_answering for queue in self._work.values()):
                 os._exit(0)
 
     def load_wsgi(self) -> None:
         super().load_wsgi()
         self._derive_limits()
+        self._threads = CallThreads("answer", sum(queue.max_threads for queue in self._work.values()))
         self._base_environ = {
             **base_environ(self.cfg),
             "wsgi.multithread": True,
@@ -150,6 +157,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             "SCRIPT_NAME": "",
         }
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        completions = self._work[Work.COMPLETIONS]
         self.wsgi.watch_server(
             {
                 "open_connections": ("Open client connections", lambda: len(self._connections)),
@@ -159,20 +167,30 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     lambda: self._num_evicted,
                 ),
                 "buffered_bytes": ("Bytes of requests that wait for their end or a thread", lambda: self._num_buffered),
-                "busy_threads": ("Threads that answer a request", lambda: self._num_answering),
-                "max_busy_threads": ("Bound of threads that answer", lambda: self._max_answering),
+                "busy_threads": (
+                    "Threads that answer a request",
+                    lambda: sum(queue.num_answering for queue in self._work.values()),
+                ),
+                "max_busy_threads": ("Bound of threads that answer completions", lambda: completions.max_threads),
                 "open_descriptors": ("Open file descriptors", lambda: len(os.listdir(_DESCRIPTORS))),
                 "max_descriptors": ("Limit of open file descriptors", lambda: soft),
             }
         )
 
     def _derive_limits(self) -> None:
-        """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
+        """How many connections may be open and how many requests of each class may be answered, so that descriptors
+        suffice. Classes besides completions use few of the spare ones."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = max(16, soft - len(os.listdir(_DESCRIPTORS)) - SPARE_DESCRIPTORS)
         for_clients = min(MAX_CONNECTIONS, int(CLIENT_SHARE * free))
         self._max_connections = min(self.max_connections, for_clients)
-        self._max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
+        max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
+        timeout_s = self.settings.limits.timeout_s
+        of_class, of_completions = int(CLASS_SHARE * MAX_BUFFERED_BYTES), int(COMPLETIONS_SHARE * MAX_BUFFERED_BYTES)
+        self._work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class) for work in SMALL_CLASSES}
+        self._work[Work.COMPLETIONS] = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
+        self._work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * self._max_connections)
+        self._work[Work.PIPELINED] = WorkQueue(MAX_PIPELINING, float("inf"), of_class)
 
     # The main loop.
 
@@ -243,8 +261,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     connection.abort()  # its thread fails at the next send
                 elif age_s > timeout_s:
                     self._close(connection)
-            elif phase is Phase.READY and not connection.is_pipelining and age_s > MAX_READY_WAIT_S:
-                self._refuse(connection, self._overloaded("All threads of this server are in use."), now)
+            elif phase is Phase.READY and age_s > (queue := self._work[connection.work]).max_wait_s:
+                queue.remove(connection)
+                self._refuse_waiting(connection, "All threads of this server are in use.", now)
             elif phase is Phase.READING and age_s > timeout_s:
                 self._refuse(connection, RequestTimeout(f"The request was not complete after {timeout_s:g} s."), now)
             elif (
@@ -253,6 +272,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 or (phase is Phase.LINGERING and age_s > LINGER_S)
             ):
                 self._close(connection)
+        self._start_answers(Work.PIPELINED, now)  # completions that they waited for may have been refused
 
     # Connections.
 
@@ -337,14 +357,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
                 self._take_request(connection, now)
                 self._refuse(connection, refusal, now, keeps_connection=True)
-            case Step.ANSWER if self._num_checking < MAX_CHECKING and self._is_health_check(connection):
-                self._num_checking += 1
-                data = self._take_request(connection, now)
-                self._check_threads.submit(self._answer, connection, data, self._finish_check)
             case Step.ANSWER:
-                connection.wait_for_thread(now)
-                (self._ready_pipelining if connection.is_pipelining else self._ready).append(connection)
-                self._start_answers(now)
+                self._enqueue(connection, now)
             case Step.REFUSE_HEAD:
                 self._refuse(connection, HeadersTooLarge("The request's headers are longer than 64 KiB."), now)
             case Step.REFUSE_BODY:
@@ -360,23 +374,30 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return None
         return self.wsgi.find_early_refusal(request)
 
-    def _is_health_check(self, connection: Connection) -> bool:
-        return not connection.is_pipelining and connection.begins_with(self.wsgi.health_check_lines)
+    def _enqueue(self, connection: Connection, now: float) -> None:
+        """A complete request waits for a thread of its class."""
+        connection.work, connection.owner = self.wsgi.classify(connection.request_head)
+        if connection.is_pipelining:
+            connection.work = Work.PIPELINED
+        connection.wait_for_thread(now)
+        for refused in self._work[connection.work].append(connection, connection.owner):
+            self._refuse_waiting(refused, "Too many large requests wait for their turn.", now)
+        self._start_answers(connection.work, now)
 
-    def _start_answers(self, now: float) -> None:
-        """Hand requests that wait to free threads."""
-        while self._num_answering < self._max_answering:
-            if self._ready:
-                connection = self._ready.popleft()
-            elif self._ready_pipelining and self._num_pipelining < MAX_PIPELINING:
-                connection = self._ready_pipelining.popleft()
-            else:
-                return
-            if connection.phase is not Phase.READY:  # closed or refused meanwhile
-                continue
-            self._num_answering += 1
-            self._num_pipelining += connection.is_pipelining
-            self._threads.submit(self._answer, connection, self._take_request(connection, now), self._finish)
+    def _refuse_waiting(self, connection: Connection, reason: str, now: float) -> None:
+        """Refuse a complete request, which is no longer held."""
+        self._refuse(connection, self._overloaded(reason), now)
+        connection.discard_received()
+        self._count_buffered(connection)
+
+    def _start_answers(self, work: Work, now: float) -> None:
+        """Hand requests of a class that wait to free threads."""
+        if work is Work.PIPELINED and self._work[Work.COMPLETIONS].has_waiting:
+            return
+        while (connection := self._work[work].take()) is not None:
+            self._threads.submit(self._answer, connection, self._take_request(connection, now))
+        if work is Work.COMPLETIONS and self._work[Work.PIPELINED].has_waiting:
+            self._start_answers(Work.PIPELINED, now)
 
     def _take_request(self, connection: Connection, now: float) -> bytes:
         request = connection.take_request(now)
@@ -433,37 +454,29 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def _finish(self, connection: Connection, keeps_connection: bool) -> None:
         """A thread has answered."""
-        self._num_answering -= 1
-        self._num_pipelining -= connection.is_pipelining
+        work, owner = connection.work, connection.owner
+        self._work[work].num_answering -= 1
         now = time.monotonic()
-        self._end_response(connection, keeps_connection, now)
-        self._start_answers(now)
-
-    def _finish_check(self, connection: Connection, keeps_connection: bool) -> None:
-        """A thread has answered a health check."""
-        self._num_checking -= 1
-        self._end_response(connection, keeps_connection, time.monotonic())
-
-    def _end_response(self, connection: Connection, keeps_connection: bool, now: float) -> None:
         try:
             step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
         else:
-            self._act(connection, step, now)
+            if connection.has_unsent:
+                for slow in self._work[work].hold_response(connection, owner):
+                    self._close(slow)
+            if connection.phase is not Phase.CLOSED:
+                self._act(connection, step, now)
+        self._start_answers(work, now)
 
     # In a thread.
 
-    def _answer(self, connection: Connection, data: bytes, finish: Callable[[Connection, bool], None]) -> None:
-        """
-        Args:
-            finish: is called in the main thread afterwards.
-        """
+    def _answer(self, connection: Connection, data: bytes) -> None:
         keeps_connection = False
         try:
             keeps_connection = self._respond(connection, data)
         finally:
-            self.method_queue.defer(finish, connection, keeps_connection)
+            self.method_queue.defer(self._finish, connection, keeps_connection)
 
     def _respond(self, connection: Connection, data: bytes) -> bool:
         """Answer one request. Returns whether the connection may carry another."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from gateway.server.work import Work
 from shared.errors import TercetError
 
 
 class ServedApp(Protocol):
     """The app, from its server's side. All methods may be called from any thread."""
 
-    health_check_lines: tuple[bytes, ...]
-    """How requests begin that must be answered although the server is overloaded."""
-
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request, as WSGI defines it."""
+
+    def classify(self, head: bytes) -> tuple[Work, str]:
+        """Return the class of a complete HTTP request, and what distinguishes its owner."""
 
     def find_early_refusal(self, request: bytes) -> TercetError | None:
         """Return the error that answers a complete HTTP request now. None: the request is to be parsed."""

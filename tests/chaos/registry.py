@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.measure import Row
+from tests.chaos.rows.bulkheads import keep_others_served
 from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.overload import refuse_overload
@@ -41,6 +42,12 @@ ROWS = (
         "R16",
         "Chaos proxy between gateway and workers: every client gets one well-formed answer by its deadline + 100 ms",
         answer_through_faults,
+    ),
+    Row(
+        "R28",
+        "One key bursts at any route, or the job store hangs: another key's completions 0 failed, its requests at the "
+        "same route no 503, p99 at most doubles; no worker is replaced",
+        keep_others_served,
     ),
     Row(
         "S13",

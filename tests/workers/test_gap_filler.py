@@ -83,7 +83,7 @@ def test_samples_are_cut_and_never_streamed(service: SlotService) -> None:
 
 def test_token_ids_and_a_full_context_are_filled_too(service: SlotService) -> None:
     sampling = Sampling(max_new_tokens=8, temperature=0)
-    ids = service.tokenize(TokenizeRequest(text="The old man looked at")).ids
+    ids = service.tokenize(TokenizeRequest(text="The old man looked at")).result().ids
     short = fill(service, None, prompt_ids=ids, heal=False, max_prompt_tokens=None, sampling=sampling)
     assert short.text == fill(service, "The old man looked at", heal=False, sampling=sampling).text
     whole = (ids * 400)[-1016:]

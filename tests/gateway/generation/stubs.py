@@ -74,7 +74,8 @@ class Hang:
 
 Step: TypeAlias = GenerateLine | Together | Raw | Refusal | Break | Hang
 Respond: TypeAlias = Callable[[GenerateRequest], Iterable[Step]]
-Tokenize: TypeAlias = Callable[[str], TokenizeResponse]
+# The tokens of a text, or the code of a refusal.
+Tokenize: TypeAlias = Callable[[str], TokenizeResponse | str]
 
 
 def token_texts(text: str) -> list[str]:
@@ -163,9 +164,12 @@ class StubWorker:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.path == "/tokenize":
                     assert tokenize is not None
-                    answer = msgspec.json.encode(tokenize(parse_tokenize_request(body).text))
+                    found = tokenize(parse_tokenize_request(body).text)
+                    status = 503 if isinstance(found, str) else 200
+                    answer = msgspec.json.encode({"code": found} if isinstance(found, str) else found)
                     self.close_connection = True
-                    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer)
+                    length = len(answer)
+                    head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, length)
                     self.wfile.write(head + answer)
                     return
                 worker._serve(self, parse_generate_request(body))

@@ -1,0 +1,65 @@
+"""The gate before a job store: clients' calls pass while the store answers; while it hangs, one does.
+
+A store that cannot be reached holds each caller until its own timeout, seconds later. The callers are threads of the
+gateway, so without a gate a store that hangs takes as many threads as there are requests for jobs. The gate knows a
+store only by how long its calls take.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shared.errors import JobsUnavailable
+
+# A call that takes longer than this shows that the store hangs. On a busy disk with two cores, erasing a request took
+# 15 ms, and a client's call, whose reads and writes alternate with an executor's erasures, up to 0.7 s. It is less than
+# every store's own timeout (2 s and more), so that a timeout counts as a hang.
+STALL_S = 1.0
+
+
+class StoreGate:
+    """Bounds the calls in progress, and refuses instead of waiting while the store hangs. Thread-safe."""
+
+    def __init__(self, max_calls: int) -> None:
+        """
+        Args:
+            max_calls: calls in progress while the store answers.
+        """
+        self._max_calls = max_calls
+        self._changed = threading.Condition()
+        # Guarded by `_changed`.
+        self._is_hanging = False  # the last call that ended took longer than `STALL_S`
+        self._begun_at: dict[int, float] = {}  # of the calls in progress, oldest first
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """Make a call in the block, after a wait of at most `STALL_S` for its turn. No lock is held meanwhile.
+
+        Raises:
+            JobsUnavailable: the store hangs, and another call is finding out whether it still does.
+        """
+        number = self._enter()
+        began_at = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._begun_at[number]
+                self._is_hanging = time.monotonic() - began_at > STALL_S
+                self._changed.notify_all()
+
+    def _enter(self) -> int:
+        with self._changed:
+            while len(self._begun_at) >= (1 if self._is_hanging else self._max_calls):
+                left_s = next(iter(self._begun_at.values())) + STALL_S - time.monotonic()
+                if self._is_hanging or left_s <= 0:
+                    raise JobsUnavailable("The job store does not answer in time; try again shortly.")
+                self._changed.wait(left_s)
+            number = next(self._numbers)
+            self._begun_at[number] = time.monotonic()
+            return number

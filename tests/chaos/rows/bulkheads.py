@@ -1,0 +1,193 @@
+"""R28: bulkheads. One key bursts at a route, or a store hangs; another key's requests are answered."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+
+from shared.api_keys import new_key
+from tests.chaos.http_client import Answer, completion_request, exchange, request_bytes
+from tests.chaos.load import Load, count_failures, milliseconds
+from tests.chaos.measure import Context, Findings
+from tests.e2e.harness import Tercet
+
+NUM_OTHERS = 2  # clients of the other key
+MIB_TEXT = "The old man looked at the sea, and said nothing. " * 21_000
+JOB = {"context": "The old man looked at the sea and", "length": 4, "n": 1}
+PROMPT = {"prompt": "The old man"}
+QUIET_S = 2.0
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What one key sends: requests at once; and what the other key sends at the same route."""
+
+    method: str
+    path: str
+    body: bytes
+    num_requests: int
+    other: tuple[str, str, bytes] | None = None
+
+    def requests(self, headers: dict[str, str], amount: int) -> list[bytes]:
+        paths = [self.path.replace("{}", f"{number:024}") for number in range(amount)]  # as long as a job's id
+        return [request_bytes(self.method, path, self.body, headers) for path in paths]
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+TOKENIZE = ("POST", "/tokenize", _json(PROMPT))
+MAX_LENGTH = {"inputs": MIB_TEXT, "parameters": {"max_length": 20, "truncate": 8}}
+BURSTS = {
+    "/tokenize, 1 MB": Burst("POST", "/tokenize", _json({"inputs": MIB_TEXT}), 60, TOKENIZE),
+    "/tokenize, 18 kB": Burst("POST", "/tokenize", _json({"prompt": MIB_TEXT[:18_000]}), 150, TOKENIZE),
+    "max_length, 1 MB": Burst("POST", "/generate", _json(MAX_LENGTH), 60, TOKENIZE),
+    "POST /jobs": Burst("POST", "/jobs", _json(JOB), 150, ("POST", "/jobs", _json(JOB))),
+    "GET /jobs/unknown": Burst("GET", "/jobs/{}", b"", 150, ("POST", "/jobs", _json(JOB))),
+    "/feedback, 1 MB": Burst(
+        "POST",
+        "/feedback",
+        _json({"id": "x" * 1_000_000, "index": 0, "action": "accepted"}),
+        60,
+        ("POST", "/feedback", _json({"id": "x", "index": 0, "action": "accepted"})),
+    ),
+    "reads": Burst("GET", "/metrics", b"", 150, ("GET", "/docs", b"")),
+    "unknown paths, 1 MB": Burst("POST", "/nothing/{}", MIB_TEXT.encode()[: 1 << 20], 60, ("GET", "/docs", b"")),
+    "/autocomplete, 1 MB": Burst("POST", "/autocomplete", _json({"context": MIB_TEXT, "length": 1}), 60),
+}
+
+
+@contextmanager
+def job_store_locked(tercet: Tercet) -> Iterator[None]:
+    """Another process holds the write lock of the job file."""
+    path = tercet.environ["TERCET_JOBS"].removeprefix("sqlite:")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+
+
+def keep_others_served(context: Context, findings: Findings) -> None:
+    """R28. Every burst, and every burst while the job store is locked; in the full form, all pairs of bursts."""
+    path = context.directory() / "keys"
+    keys = {name: {"x-api-key": new_key(path, name, rate=0)[0]} for name in ("bursting", "other")}
+    # The burst takes cores from the workers too: a second for their acknowledgement.
+    tercet = context.shared(keys=str(path), key_concurrency="0", api_key=keys["other"]["x-api-key"], ack_ms="1000")
+    row = _Row(tercet, keys, findings)
+    row.calm()
+    for name in BURSTS:
+        row.measure(name, [name])
+    row.measure("job store locked", ["POST /jobs"], job_store_locked(tercet))
+    if context.size != "short":
+        for pair in itertools.combinations(BURSTS, 2):
+            row.measure(" + ".join(pair), [*pair], share=1 / 3)
+    row.report()
+
+
+class _Row:
+    """The other key's answers while one key bursts."""
+
+    def __init__(self, tercet: Tercet, keys: dict[str, dict[str, str]], findings: Findings) -> None:
+        self._tercet, self._keys, self._findings = tercet, keys, findings
+        self._pids = _pids(tercet)
+        self._calm_ms = 0.0
+        self._failed: Counter[str] = Counter()
+        self._ratios: dict[str, float] = {}
+        self._num_answers = self._num_burst = 0
+
+    def calm(self) -> None:
+        self._calm_ms = milliseconds(self._load().run_for(QUIET_S), 0.99)
+
+    def _load(self) -> Load:
+        headers = self._keys["other"]
+        return Load(
+            self._tercet.port,
+            NUM_OTHERS,
+            make_request=lambda rng: completion_request(
+                f"She opened door {rng.randrange(10**6)}, and", headers=headers, length=12
+            ),
+        )
+
+    def measure(
+        self, name: str, bursts: list[str], fault: AbstractContextManager[None] | None = None, *, share: float = 1.0
+    ) -> None:
+        """
+        Args:
+            fault: makes the store of the jobs hang.
+            share: of each burst's requests.
+        """
+        with ExitStack() as stack:
+            if fault is not None:
+                stack.enter_context(fault)
+            load = stack.enter_context(self._load().running())
+            over = threading.Event()
+            pool = stack.enter_context(ThreadPoolExecutor(400))
+            others = [] if fault else [pool.submit(self._others, BURSTS[burst], over) for burst in bursts]
+            sending = [future for burst in bursts for future in self._send(pool, BURSTS[burst], share)]
+            answers = [future.result() for future in sending]
+            over.set()
+            load.wait_for(2 * NUM_OTHERS)
+            for future in others:
+                self._note(name, future.result(), {503, 504, 0})
+        self._num_burst += len(answers)
+        self._failed.update({f"{name}: {what}": n for what, n in count_failures(load.answers).items()})
+        # Its own requests may be refused, or be late, which Text Generation Inference's dialect answers with a 500.
+        broken = (a for a in answers if a.status == 0 or (a.status == 500 and b"deadline" not in a.body))
+        self._failed.update(f"{name}: burst {answer.status} {answer.body[:80]!r}" for answer in broken)
+        if fault is not None:
+            refused = [answer for answer in answers if answer.status == 503]
+            self._findings.require(len(refused) == len(answers), f"{name}: {len(answers) - len(refused)} not refused")
+            self._findings.require(all("retry-after" in a.headers for a in refused), f"{name}: no Retry-After")
+        self._ratios[name] = milliseconds(load.answers, 0.99) / self._calm_ms
+        self._num_answers += len(load.answers)
+        before, self._pids = self._pids, _pids(self._tercet)
+        self._findings.require(before == self._pids, f"{name}: a worker was replaced")
+
+    def _send(self, pool: ThreadPoolExecutor, burst: Burst, share: float) -> list[Future[Answer]]:
+        """All requests of a burst at once, each on a connection of its own."""
+        requests = burst.requests(self._keys["bursting"], int(share * burst.num_requests))
+        return [pool.submit(exchange, self._tercet.port, request) for request in requests]
+
+    def _others(self, burst: Burst, over: threading.Event) -> list[Answer]:
+        """The other key's requests at the route of the burst, one after another."""
+        if burst.other is None:
+            return []
+        method, path, body = burst.other
+        request = request_bytes(method, path, body, self._keys["other"])
+        answers: list[Answer] = []
+        while not over.is_set() or not answers:
+            answers.append(exchange(self._tercet.port, request))
+            over.wait(0.2)
+        return answers
+
+    def _note(self, name: str, answers: list[Answer], failures: set[int]) -> None:
+        self._num_answers += len(answers)
+        failed = Counter(f"{name}: same route {a.status} {a.body[:80]!r}" for a in answers if a.status in failures)
+        self._failed.update(failed)
+
+    def report(self) -> None:
+        worst = max(self._ratios, key=lambda name: self._ratios[name])
+        self._findings.figures |= {
+            "bursts": len(self._ratios),
+            "requests in bursts": self._num_burst,
+            "answers to the other key": self._num_answers,
+            "calm p99 ms": self._calm_ms,
+        }
+        self._findings.none_of("failed", dict(self._failed))
+        self._findings.at_most(f"p99 / calm ({worst})", self._ratios[worst], 2.0, is_speed=True)
+
+
+def _pids(tercet: Tercet) -> list[float]:
+    """Of the workers, in slot order."""
+    found = tercet.client.get("/slots", headers=tercet.key_headers).json()
+    return [slot["pid"] for slot in found["slots"]]

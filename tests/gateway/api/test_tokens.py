@@ -1,0 +1,60 @@
+"""Requests for tokens are bounded like those for completions: by their key, by their client, by the server's stop."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from shared.errors import ShuttingDown
+from shared.protocol import TokenizeResponse
+from tests.gateway.api.conftest import MakeApi
+from tests.gateway.api.test_refusals import Key, Keys, quick
+
+ROUTES: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/tokenize", {"inputs": "a"}),
+    ("POST", "/tokenize", {"prompt": "a"}),
+    ("GET", "/tokenizer_info", None),
+    ("POST", "/generate", {"inputs": "a", "parameters": {"max_length": 9}}),
+]
+
+
+class Worker:
+    """Holds each text until it is released."""
+
+    def __init__(self) -> None:
+        self.has_text, self.is_free = threading.Event(), threading.Event()
+
+    def __call__(self, text: str) -> TokenizeResponse:
+        self.has_text.set()
+        self.is_free.wait(20)
+        return TokenizeResponse(ids=[7], texts=["a"], ends=[1], n_ctx=1024, eos_id=0)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES)
+@pytest.mark.parametrize("end", ["client", "stop"])
+def test_a_request_for_tokens_counts_in_its_keys_concurrency_and_ends_at_once(
+    make_api: MakeApi, method: str, path: str, body: dict[str, Any] | None, end: str
+) -> None:
+    """60 texts of one key were tokenized at once, and went on after their client had gone."""
+    worker = Worker()
+    api = make_api(quick, tokenize=worker, settings={"key_concurrency": "1"})
+    api.app.add_middleware(Keys(a=Key()))
+    headers = {"X-Key": "a"}
+    ours, peer = socket.socketpair()
+    with ours, peer, ThreadPoolExecutor(1) as threads:
+        extras = {"gunicorn.socket": ours}
+        held = threads.submit(api.request, method, path, json=body, headers=headers, extras=extras)
+        assert worker.has_text.wait(5)
+        assert api.request(method, path, json=body, headers=headers).status_code == 429
+        if end == "client":
+            peer.close()
+        else:
+            api.app.cancel_all(ShuttingDown("The server is being stopped."))
+        status = held.result(5).status_code
+        worker.is_free.set()
+    assert status == (499 if end == "client" else 503)
+    assert api.request(method, path, json=body, headers=headers).status_code == (200 if end == "client" else 503)

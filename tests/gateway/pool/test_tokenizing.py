@@ -1,0 +1,195 @@
+"""Turns of texts: bounded, fair between owners, ended with their clients, retried only where no worker has begun."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gateway.pool.client import BranchError
+from gateway.pool.tokenizing import MAX_TEXTS, MAX_WAITING, PoolTokenizer
+from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, ShuttingDown, TercetError
+from shared.protocol import State, TokenizeResponse
+from tests.e2e.harness import until
+from tests.gateway.generation.stubs import MakePool, StubPool
+
+TOKENS = TokenizeResponse(ids=[7], texts=["a"], ends=[1], n_ctx=1024, eos_id=0)
+
+
+class Worker:
+    """What a slot does with texts: the next of `steps` for each, then an answer."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.is_held = threading.Event()
+        self.is_held.set()
+        self.num_running = self.max_running = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str) -> TokenizeResponse:
+        with self._lock:
+            self.began.append(text)
+            self.num_running += 1
+            self.max_running = max(self.max_running, self.num_running)
+        self.is_held.wait(20)
+        with self._lock:
+            self.num_running -= 1
+        return TOKENS
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture
+def pool(make_pool: MakePool, worker: Worker) -> StubPool:
+    return make_pool(lambda _: [], tokenize=worker)
+
+
+@pytest.fixture
+def tokenizer(pool: StubPool) -> PoolTokenizer:
+    return PoolTokenizer(pool.admission, pool.clients)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(MAX_WAITING + 20) as threads:
+        yield threads
+
+
+def later(seconds: float = 20.0) -> float:
+    return time.monotonic() + seconds
+
+
+def start(
+    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, text: str, owner: str, **options: Any
+) -> Future[TokenizeResponse]:
+    future = threads.submit(tokenizer.tokenize, "small", text, later(), owner=owner, **options)
+    time.sleep(0.01)  # they arrive in this order
+    return future
+
+
+def test_owners_take_turns_and_a_slot_has_one_text(
+    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
+) -> None:
+    worker.is_held.clear()
+    futures = [start(threads, tokenizer, f"a{number}", "a") for number in range(4)]
+    until(lambda: worker.num_running == 1, 5, "the first text")
+    futures += [start(threads, tokenizer, f"b{number}", "b") for number in range(2)]
+    worker.is_held.set()
+    assert [future.result(10) for future in futures] == [TOKENS] * 6
+    assert worker.max_running == 1
+    assert worker.began.index("b1") < worker.began.index("a3")
+
+
+def test_the_gateway_has_few_texts_whatever_the_number_of_slots(
+    make_pool: MakePool, threads: ThreadPoolExecutor, worker: Worker
+) -> None:
+    pool = make_pool(*[lambda _: []] * 4, tokenize=worker)
+    tokenizer = PoolTokenizer(pool.admission, pool.clients)
+    worker.is_held.clear()
+    futures = [start(threads, tokenizer, "a", "a") for _ in range(8)]
+    until(lambda: worker.num_running == MAX_TEXTS, 5, "texts in workers")
+    worker.is_held.set()
+    assert [future.result(10) for future in futures] == [TOKENS] * 8
+    assert worker.max_running == MAX_TEXTS
+
+
+def test_a_flood_is_refused_at_the_expense_of_its_owner(
+    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
+) -> None:
+    worker.is_held.clear()
+    flood = [start(threads, tokenizer, "a", "a") for _ in range(MAX_WAITING + 3)]
+    other = start(threads, tokenizer, "b", "b")
+    refused = [future.exception(5) for future in flood if future.done()]
+    assert [type(error) for error in refused] == [Overloaded] * 3
+    worker.is_held.set()
+    assert other.result(10) == TOKENS
+
+
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "running"])
+@pytest.mark.parametrize("by", ["client", "stop"])
+def test_a_text_ends_with_its_client_or_with_the_server(
+    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker, is_waiting: bool, by: str
+) -> None:
+    worker.is_held.clear()
+    if is_waiting:
+        start(threads, tokenizer, "before", "a")
+    hangups: list[Callable[[], None]] = []
+
+    @contextmanager
+    def cancelling(cancel: Callable[[], None]) -> Iterator[None]:
+        hangups.append(cancel)
+        yield
+
+    future = start(threads, tokenizer, "text", "b", cancelling=cancelling)
+    until(lambda: worker.num_running == 1, 5, "a text in the worker")
+    if by == "client":
+        hangups[0]()
+    else:
+        tokenizer.cancel_all(ShuttingDown("over"))
+    expected: type[TercetError] = ClientGone if by == "client" else ShuttingDown
+    assert isinstance(future.exception(5), expected)
+    assert worker.num_running == 1  # it was not awaited
+    assert worker.began.count("text") == (not is_waiting)
+    worker.is_held.set()
+
+
+def test_a_text_that_a_worker_has_begun_is_sent_to_no_other(make_pool: MakePool, threads: ThreadPoolExecutor) -> None:
+    """The same text went to the next slot after 10 s, and so to all of them."""
+    worker = Worker()
+    pool = make_pool(lambda _: [], lambda _: [], tokenize=worker)
+    tokenizer = PoolTokenizer(pool.admission, pool.clients)
+    worker.is_held.clear()
+    with pytest.raises(DeadlineExceeded):
+        tokenizer.tokenize("small", "slow", later(0.3))
+    lost = start(threads, tokenizer, "lost", "")
+    until(lambda: "lost" in worker.began, 5, "a text in the worker")
+    for client in pool.clients:  # as the watcher does when a worker's state stream ends
+        client.abort_calls(BranchError("slot_lost", "lost"))
+    assert isinstance(lost.exception(5), NotReady)
+    worker.is_held.set()
+    assert worker.began == ["slow", "lost"]
+
+
+def test_a_text_goes_to_another_slot_if_none_has_begun_it(make_pool: MakePool) -> None:
+    worker = Worker()
+    pool = make_pool(lambda _: [], lambda _: [], lambda _: [], tokenize=worker)
+    tokenizer = PoolTokenizer(pool.admission, pool.clients)
+    pool.workers[0].close()
+    pool.admission.update(1, State(state="loading"))
+    assert tokenizer.tokenize("small", "a", later()) == TOKENS
+    pool.workers[2].close()
+    with pytest.raises(NotReady):
+        tokenizer.tokenize("small", "a", later())
+    assert worker.began == ["a"]
+
+
+def test_a_text_waits_for_a_slot_that_another_gateway_uses(make_pool: MakePool) -> None:
+    refusals = iter(["slot_full", "slot_full"])
+
+    def tokenize(_: str) -> TokenizeResponse | str:
+        return next(refusals, None) or TOKENS
+
+    pool = make_pool(lambda _: [], tokenize=tokenize)
+    tokenizer = PoolTokenizer(pool.admission, pool.clients)
+    assert tokenizer.tokenize("small", "a", later()) == TOKENS
+    assert next(refusals, None) is None
+
+
+def test_a_text_without_a_turn_before_its_deadline_is_late(
+    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
+) -> None:
+    worker.is_held.clear()
+    start(threads, tokenizer, "before", "a")
+    with pytest.raises(DeadlineExceeded):
+        tokenizer.tokenize("small", "late", later(0.2))
+    worker.is_held.set()
+    assert tokenizer.tokenize("small", "next", later()) == TOKENS
+    assert "late" not in worker.began

@@ -1,0 +1,151 @@
+"""Bulkheads of the HTTP server: the class of a request, and what a class and an owner may take."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from gateway.app import WORK
+from gateway.server.classes import classify
+from gateway.server.connections import Connection, Phase
+from gateway.server.work import Work
+from gateway.server.work_queue import WorkQueue
+
+
+def class_of(line: str, *fields: str, prefix: str = "", needs_keys: bool = True) -> tuple[Work, str]:
+    return classify("\r\n".join([f"{line} HTTP/1.1", *fields, "", ""]).encode(), WORK, prefix, needs_keys=needs_keys)
+
+
+@pytest.mark.parametrize(
+    ("line", "work"),
+    [
+        ("POST /autocomplete", Work.COMPLETIONS),
+        ("POST /v1//completions/", Work.COMPLETIONS),
+        ("POST /", Work.COMPLETIONS),
+        ("POST /tools/tercet/generate?x=1", Work.COMPLETIONS),
+        ("GET /", Work.READS),
+        ("OPTIONS /autocomplete", Work.READS),
+        ("POST /tokenize", Work.TOKENIZING),
+        ("POST /%74okenize", Work.TOKENIZING),
+        ("POST //tokenize/", Work.TOKENIZING),
+        ("POST http://localhost:8000/tokenize", Work.TOKENIZING),
+        ("POST /tools/tercet/tokenize", Work.TOKENIZING),
+        ("\r\nPOST /tokenize?a#b", Work.TOKENIZING),
+        ("GET /tokenizer_info", Work.TOKENIZING),
+        ("POST /jobs", Work.JOBS),
+        ("DELETE /jobs/abc", Work.JOBS),
+        ("GET /tools/tercet//jobs/%61bc/", Work.JOBS),
+        ("POST /feedback", Work.FEEDBACK),
+        ("GET /health/live", Work.HEALTH),
+        ("HEAD /ping/", Work.HEALTH),
+        ("GET /jobs/abc/def", Work.READS),
+        ("GET /metrics", Work.READS),
+        ("GET /autocomplete/x", Work.READS),
+        ("nonsense", Work.READS),
+    ],
+)
+def test_a_request_has_the_class_of_the_route_that_answers_it(line: str, work: Work) -> None:
+    assert class_of(line, prefix="/tools/tercet") == (work, "")
+
+
+def test_a_completion_that_is_to_be_a_job_is_of_the_class_of_jobs() -> None:
+    assert class_of("POST /autocomplete", "Prefer: wait=3, respond-async")[0] is Work.JOBS
+    assert class_of("POST /autocomplete", "Prefer: wait=3")[0] is Work.COMPLETIONS
+
+
+@pytest.mark.parametrize("field", ["Authorization: Bearer k", "API-Key:k", "x-api-key: k"])
+def test_owners_are_told_apart_by_their_key_as_it_is_sent(field: str) -> None:
+    owner = class_of("POST /jobs", "Host: a", field)[1]
+    assert owner.endswith("k")
+    assert class_of("POST /jobs", field, "Host: a")[1] == owner
+    assert class_of("POST /jobs", field + "2")[1] != owner
+    assert class_of("POST /jobs", field, needs_keys=False)[1] == ""
+
+
+class Clients:
+    """Connections whose complete requests wait, with this many bytes each."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def waiting(self, num_bytes: int = 100) -> Connection:
+        ours, theirs = socket.socketpair()
+        for sock in (ours, theirs):
+            self._stack.callback(sock.close)
+        connection = Connection(ours, "", "", now=0.0, max_body_bytes=1 << 20, tls=None)
+        head = b"POST /jobs HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+        theirs.sendall(head % (num_bytes - len(head) - 1) + b"x" * num_bytes)
+        connection.advance(0.0)
+        connection.wait_for_thread(0.0)
+        return connection
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    with ExitStack() as stack:
+        yield Clients(stack)
+
+
+def test_owners_take_turns_whatever_each_has_waiting(clients: Clients) -> None:
+    """First come, first served, the second owner's request waited for all of the first's."""
+    queue = WorkQueue(2, 30.0, 1 << 20)
+    burst = [clients.waiting() for _ in range(10)]
+    for connection in burst:
+        assert queue.append(connection, "bursting") == []
+    assert [queue.take(), queue.take(), queue.take()] == [*burst[:2], None]  # no more than it has threads
+    other = clients.waiting()
+    queue.append(other, "other")
+    queue.num_answering -= 1
+    first = queue.take()
+    queue.num_answering -= 1
+    assert other in (first, queue.take())
+
+
+def test_the_newest_request_of_the_owner_with_most_bytes_is_refused(clients: Clients) -> None:
+    queue = WorkQueue(1, 30.0, 10_000)
+    big = [clients.waiting(4000) for _ in range(3)]
+    assert queue.append(big[0], "bursting") == []
+    assert queue.append(big[1], "bursting") == []
+    assert queue.append(big[2], "bursting") == [big[2]]
+    small = [clients.waiting(1500) for _ in range(2)]
+    assert queue.append(small[0], "other") == []
+    assert queue.append(small[1], "other") == [big[1]]
+    assert [queue.take(), queue.take()] == [big[0], None]
+
+
+def test_a_request_that_is_larger_than_the_bound_is_served_alone(clients: Clients) -> None:
+    queue = WorkQueue(1, 30.0, 1000)
+    connection = clients.waiting(4000)
+    assert queue.append(connection, "") == []
+    assert queue.take() is connection
+
+
+def test_what_was_refused_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> None:
+    queue = WorkQueue(1, 30.0, 10_000)
+    refused, closed, last = (clients.waiting(4000) for _ in range(3))
+    queue.append(refused, "")
+    queue.append(closed, "")
+    queue.remove(refused)
+    assert queue.append(last, "") == []
+    closed.phase = Phase.CLOSED
+    assert queue.take() is last
+    assert not queue.has_waiting
+
+
+def test_responses_that_wait_for_slow_clients_are_bounded_at_the_expense_of_who_has_most(clients: Clients) -> None:
+    queue = WorkQueue(1, 30.0, 20 << 20)
+
+    def answered(owner: str, num_bytes: int) -> tuple[Connection, list[Connection]]:
+        connection = clients.waiting()
+        with suppress(BrokenPipeError):  # it has handed over the whole response, of which some is sent later
+            connection.response.sendall(b"x" * num_bytes)
+        return connection, queue.hold_response(connection, owner)
+
+    first, closed = answered("slow", 9 << 20)
+    assert closed == []
+    assert answered("slow", 9 << 20)[1] == []
+    assert answered("other", 3 << 20)[1] == [first]
+    assert answered("other", 3 << 20)[1] == []
