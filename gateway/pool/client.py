@@ -15,33 +15,56 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
-import msgspec
 
 from gateway.pool.access import RemoteAccess
+from gateway.pool.answers import (
+    AnswerCheck,
+    InvalidAnswer,
+    check_tokens,
+    known_failure,
+    max_tokenized_bytes,
+    shortened,
+    usable_state,
+)
 from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
 from shared import wire
+from shared.errors import InvalidJson, InvalidRequest, PromptTooLong
 from shared.plan import Remote, Slot
-from shared.protocol import Accepted, Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
+from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
 from shared.settings import Address
 
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
 # A worker sends its state at least once a second; after this time without a line it counts as down.
 STATE_SILENCE_S = 3.0
+# A worker's state changes with each percent of a load, and with each gateway; twice a second it is repeated. With more
+# lines in a second than a load of 0.1 s sends, the worker floods.
+MAX_STATES_PER_S = 1000
 # A MiB of text has at most a million tokens, of 30 bytes of JSON.
 MAX_TOKENIZE_BYTES = 64 << 20
 # How long a connection to another machine may take: the handshakes of TCP and TLS are at least two round trips.
 CONNECT_S = 1.0
 
 
-class BranchError(Exception):
-    """A call without a result. `is_retryable` is false if another slot would fail in the same way."""
+# Refusals of the request itself.
+_FINAL_REFUSALS = frozenset({InvalidJson.code, InvalidRequest.code, PromptTooLong.code})
 
-    def __init__(self, code: str, detail: str, *, is_retryable: bool = True) -> None:
+
+class BranchError(Exception):
+    """A call without a result.
+
+    Attributes:
+        code: one of a closed list, because it becomes a label of metrics.
+        is_retryable: false if another slot would fail in the same way.
+        is_lie: the worker has sent what no worker that works can send, so its slot is not to be trusted for a while.
+    """
+
+    def __init__(self, code: str, detail: str, *, is_retryable: bool = True, is_lie: bool = False) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.is_retryable = is_retryable
+        self.is_lie = is_lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +103,8 @@ class _Peer:
 
         Args:
             path: one of `wire.ROUTES`.
-            timeout_s: limit of the write and of each read; `_set_read_timeout` changes that of the next reads.
+            timeout_s: limit of the write, and of all reads together; `_set_read_timeout` begins another for the reads
+                that follow.
             connect_s: limit of connecting; default: `timeout_s`.
 
         Raises:
@@ -94,7 +118,8 @@ class _Peer:
             session_id=session_id,
         )
         connect_s = timeout_s if connect_s is None else connect_s
-        timeouts = {"connect": connect_s, "write": timeout_s, "read": timeout_s}
+        until = time.monotonic() + timeout_s
+        timeouts = {"connect": connect_s, "write": timeout_s, "read": timeout_s, "until": until}
         url = self.urls[path].copy_with(query=query.encode()) if query else self.urls[path]
         stream = httpx.ByteStream(content or b"")
         request = httpx.Request(
@@ -113,7 +138,7 @@ def _stream(response: httpx.Response) -> httpx.SyncByteStream:
 
 
 def _set_read_timeout(response: httpx.Response, timeout_s: float) -> None:
-    response.request.extensions["timeout"]["read"] = timeout_s
+    response.request.extensions["timeout"] |= {"read": timeout_s, "until": time.monotonic() + timeout_s}
 
 
 class Call:
@@ -127,15 +152,17 @@ class Call:
         ack_s: float,
         deadline: float,
         document: int | None,
+        vocab_size: int,
     ) -> None:
         """
         Args:
             running: holds this call while its lines are read.
             ack_s: how long the worker may take to accept the request.
             deadline: `time.monotonic()` time.
-            document: as for `SlotClient.call`.
+            document, vocab_size: as for `SlotClient.call`.
         """
         self._peer = peer
+        self._vocab_size = vocab_size
         self._document = document
         self._running = running
         self._request = request
@@ -181,13 +208,19 @@ class Call:
                 # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
                 _set_read_timeout(response, max(0.0, self._deadline - time.monotonic()) + STATE_SILENCE_S)
-                for raw_lines in wire.split_lines(_stream(response)):
+                check = AnswerCheck(self._request, self._vocab_size)
+                max_line_bytes = min(check.max_line_bytes, wire.MAX_LINE_BYTES)
+                for raw_lines in wire.split_lines(_stream(response), max_line_bytes, check.max_bytes):
                     batch: list[Token | Done] = []
                     for line in map(wire.decode_line, raw_lines):
-                        if isinstance(line, Failed):
-                            raise BranchError(line.code, line.detail)
-                        if not isinstance(line, Accepted):
+                        if isinstance(line, Done):
+                            check.done(line)
                             batch.append(line)
+                        elif isinstance(line, Token):
+                            check.token(line)
+                            batch.append(line)
+                        elif isinstance(line, Failed):
+                            raise BranchError(known_failure(line.code), shortened(line.detail))
                     if batch:
                         yield batch
         except httpx.TimeoutException as error:
@@ -200,9 +233,13 @@ class Call:
             self._raise_if_aborted()
             raise BranchError("broken", "The connection to the worker failed.") from error
         except wire.BrokenLines as error:
-            raise BranchError(error.code, str(error)) from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", "The worker sent an invalid line.") from error
+            # The largest answers that can be asked for are longer than the gateway reads.
+            is_lie = error.code == "oversize" and check.max_line_bytes <= wire.MAX_LINE_BYTES
+            raise BranchError(error.code, str(error), is_lie=is_lie) from error
+        except InvalidAnswer as error:
+            raise BranchError("garbage", f"The worker sent an invalid answer: {error}.", is_lie=True) from error
+        except wire.DECODE_ERRORS as error:
+            raise BranchError("garbage", "The worker sent an invalid line.", is_lie=True) from error
         finally:
             with self._lock:
                 self._socket = None
@@ -265,7 +302,14 @@ class SlotClient:
         """Close the idle connections; calls in progress continue."""
         self._peer.transport.close()
 
-    def call(self, request: GenerateRequest, deadline: float, attempt: int = 1, document: int | None = None) -> Call:
+    def call(
+        self,
+        request: GenerateRequest,
+        deadline: float,
+        attempt: int = 1,
+        document: int | None = None,
+        vocab_size: int = 0,
+    ) -> Call:
         """A call that starts when its `lines` are iterated.
 
         Args:
@@ -273,8 +317,10 @@ class SlotClient:
             attempt: number from 1; each one doubles the time to acknowledge. If several slots are late, the machine is
                 busy, and a short limit would only discard work that has begun.
             document: equal for requests of one document; None: unknown.
+            vocab_size: of the slot's model; 0: unknown.
         """
-        return Call(self._peer, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline, document)
+        ack_s = self._ack_s * 2 ** (attempt - 1)
+        return Call(self._peer, self._running, request, ack_s, deadline, document, vocab_size)
 
     def tokenize(self, text: str, timeout_s: float) -> TokenizeResponse:
         """The tokens of `text`, as the slot's model has them in a prompt.
@@ -288,13 +334,18 @@ class SlotClient:
             with self._peer.response("/tokenize", timeout_s, content) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
-                return wire.decode_tokens(_read_all(response, deadline))
+                max_bytes = min(MAX_TOKENIZE_BYTES, max_tokenized_bytes(text, len(content)))
+                found = wire.decode_tokens(_read_all(response, deadline, max_bytes))
+                check_tokens(text, found)
+                return found
         except httpx.TimeoutException as error:
             raise BranchError("timeout", f"The worker did not respond within {timeout_s:g} s.") from error
         except httpx.TransportError as error:
             raise BranchError("broken", "The connection to the worker failed.") from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", "The worker sent an invalid response.") from error
+        except InvalidAnswer as error:
+            raise BranchError("garbage", f"The worker sent an invalid answer: {error}.", is_lie=True) from error
+        except wire.DECODE_ERRORS as error:
+            raise BranchError("garbage", "The worker sent an invalid response.", is_lie=True) from error
 
     def abort_calls(self, reason: BranchError) -> None:
         """End every call in progress with `reason`."""
@@ -327,16 +378,15 @@ class SlotClient:
                     raise BranchError("refused", "The worker refused the key (TERCET_POOL_KEY).")
                 if response.status_code != httpx.codes.OK:
                     raise BranchError("refused", f"The worker answered {response.status_code}.")
-                for raw_lines in wire.split_lines(_stream(response)):
-                    yield from map(wire.decode_state, raw_lines)
+                yield from _read_states(response, timeout_s)
         except UntrustedPeer as error:
             raise BranchError("untrusted", str(error)) from error
         except httpx.TransportError as error:
             raise BranchError("unreachable", str(error)) from error
         except wire.BrokenLines as error:
-            raise BranchError(error.code, str(error)) from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", str(error)) from error
+            raise BranchError(error.code, str(error), is_lie=error.code == "oversize") from error
+        except wire.DECODE_ERRORS as error:
+            raise BranchError("garbage", f"The worker sent an invalid state: {error}", is_lie=True) from error
 
 
 def _local_peer(path: str) -> _Peer:
@@ -360,11 +410,32 @@ def _urls(base: str) -> dict[str, httpx.URL]:
     return {path: httpx.URL(base + path) for path in wire.ROUTES}
 
 
-def _read_all(response: httpx.Response, deadline: float) -> bytes:
+def _read_states(response: httpx.Response, timeout_s: float) -> Iterator[State]:
+    """The states of a stream.
+
+    Raises:
+        BranchError: more than `MAX_STATES_PER_S`.
+        httpx.TransportError: no line is complete within `timeout_s`, or the stream breaks off.
+        wire.BrokenLines: a line is too long, or incomplete.
+    """
+    since, num_states = time.monotonic(), 0
+    for raw_lines in wire.split_lines(_stream(response), wire.MAX_STATE_BYTES):
+        if not raw_lines:
+            continue
+        _set_read_timeout(response, timeout_s)
+        if (now := time.monotonic()) - since >= 1:
+            since, num_states = now, 0
+        num_states += len(raw_lines)
+        if num_states > MAX_STATES_PER_S:
+            raise BranchError("oversize", "The worker sends its state without end.", is_lie=True)
+        yield from map(usable_state, map(wire.decode_state, raw_lines))
+
+
+def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> bytes:
     """The body.
 
     Raises:
-        BranchError: it is longer than `MAX_TOKENIZE_BYTES`.
+        BranchError: it is longer than `max_bytes`.
         httpx.TransportError: it is not complete, a timeout at the deadline.
     """
     parts: list[bytes] = []
@@ -372,21 +443,20 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
     for part in _stream(response):
         parts.append(part)
         num_bytes += len(part)
-        if num_bytes > MAX_TOKENIZE_BYTES:
-            raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.")
+        if num_bytes > max_bytes:
+            raise BranchError("oversize", f"The worker sent more than {max_bytes} bytes.", is_lie=True)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
 
 
 def _read_refusal(response: httpx.Response) -> BranchError:
     """The error in a response other than 200."""
-    body = b""
+    body = bytearray()
     for chunk in _stream(response):
         body += chunk
-        if len(body) > wire.MAX_LINE_BYTES:
-            break
-    # Another worker may know the key already, or still.
-    is_key_refused = response.status_code == httpx.codes.UNAUTHORIZED
-    is_retryable = is_key_refused or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
-    code, detail = wire.read_refusal(response.status_code, body)
-    return BranchError(code, detail, is_retryable=is_retryable)
+        if len(body) > wire.MAX_REFUSAL_BYTES:
+            raise BranchError("oversize", "The worker sent more bytes than a refusal can have.", is_lie=True)
+    code, detail = wire.read_refusal(response.status_code, bytes(body))
+    # Another worker may know the key already, or still; and what is no refusal of the request may work there.
+    is_final = response.status_code < httpx.codes.INTERNAL_SERVER_ERROR and code in _FINAL_REFUSALS
+    return BranchError(code, shortened(detail), is_retryable=not is_final)

@@ -116,7 +116,7 @@ def test_a_result_is_delivered_before_its_response_ends(make_pool: MakePool) -> 
 FAILURES: list[tuple[list[Step], str]] = [
     ([Break()], "broken"),
     ([Accepted(), Break()], "broken"),
-    ([Accepted(), Failed(code="engine_error", detail="d")], "engine_error"),
+    ([Accepted(), Failed(code="device_error", detail="d")], "device_error"),
     ([Refusal(503, "slot_full")], "slot_full"),
     ([Refusal(500, "internal_error")], "internal_error"),
     ([Hang()], "not_acknowledged"),
@@ -157,10 +157,10 @@ def test_a_request_too_large_for_the_memory_reaches_two_workers_at_most_and_each
 
 
 def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_pool: MakePool) -> None:
-    responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="oom", detail="d")]])
+    responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="hang", detail="d")]])
     pool = make_pool(lambda _: next(responses))
     [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert failure == BranchFailure(0, "oom", "d")
+    assert failure == BranchFailure(0, "hang", "d")
     assert len(pool.workers[0].calls) == MAX_ATTEMPTS == 3
     pool.wait_until_idle()
 

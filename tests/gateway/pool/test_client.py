@@ -42,6 +42,7 @@ from tests.gateway.pool.helpers import (
 )
 
 ACK_S = 0.2
+REQUEST = GenerateRequest(prompt="a", stream=True)
 TOKEN = Token(text="x", token_id=1, logprob=-1.0)
 
 
@@ -57,7 +58,7 @@ def worker(path: Path, answer: Answer, *, ack_s: float = 5.0) -> Iterator[tuple[
 
 
 def read_lines(client: SlotClient, *, attempt: int = 1, timeout_s: float = 5.0) -> list[Token | Done]:
-    call = client.call(GenerateRequest(prompt="a"), time.monotonic() + timeout_s, attempt)
+    call = client.call(REQUEST, time.monotonic() + timeout_s, attempt)
     return [line for batch in call.lines() for line in batch]
 
 
@@ -108,7 +109,7 @@ FULL = b'{"code":"slot_full","detail":"full"}'
         (read_lines, [HEAD, line(Accepted()), chunk(b'{"event": "done"}\n'), END], "garbage"),
         (read_lines, [HEAD, chunk(b'{"event": "secret"}\n'), END], "garbage"),
         (read_lines, [HEAD, line(Accepted()), chunk(b"x" * (MAX_LINE_BYTES + 1)), END], "oversize"),
-        (read_lines, [HEAD, line(Failed(code="engine_error", detail="d")), END], "engine_error"),
+        (read_lines, [HEAD, line(Failed(code="device_error", detail="d")), END], "device_error"),
         (read_lines, [b"SSH-2.0-OpenSSH\r\n"], "broken"),
         (read_lines, [response(FULL[:-1], 503)], "refused"),
         (read_lines, [response(FULL, 503)], "slot_full"),
@@ -188,7 +189,7 @@ def test_abort_ends_every_call_of_the_slot_with_its_reason(short_path: Path) -> 
         connection.recv(1)
 
     with worker(short_path, answer) as (client, _), ThreadPoolExecutor() as pool:
-        calls = [client.call(GenerateRequest(prompt="a"), time.monotonic() + 30, attempt=5).lines() for _ in range(3)]
+        calls = [client.call(REQUEST, time.monotonic() + 30, attempt=5).lines() for _ in range(3)]
         assert [next(lines) for lines in calls] == [[TOKEN]] * 3
         ends = [pool.submit(next, lines) for lines in calls]
         client.abort_calls(BranchError("slot_lost", "Its worker was lost."))
@@ -288,10 +289,17 @@ def test_the_largest_line_that_a_worker_can_send_is_read(short_path: Path) -> No
     top = [Top(50256, "\\" * 128, -12.345678901234567)] * 20
     largest = msgspec.structs.replace(
         DONE,
+        token_texts=[" it"],
+        begins=[0],
+        tops=[[]],
+        num_prompt_tokens=1024,
+        prompt_text="\\" * 128 * 1024,
         prompt_ids=[50256] * 1024,
+        prompt_ends=[128 * (k + 1) for k in range(1024)],
         prompt_token_texts=["\\" * 128] * 1024,
-        prompt_logprobs=[-12.345678901234567] * 1024,
+        prompt_logprobs=[None, *[-12.345678901234567] * 1023],
         prompt_tops=[None, *[top] * 1023],
     )
+    request = GenerateRequest(prompt_ids=[50256] * 1024, echo=True, logprobs=20)
     with worker(short_path, sends(HEAD, line(Accepted()), line(largest), END)) as (client, _):
-        assert read_lines(client) == [largest]
+        assert list(client.call(request, time.monotonic() + 5, vocab_size=50257).lines()) == [[largest]]
