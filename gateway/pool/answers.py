@@ -12,7 +12,6 @@ from itertools import islice
 
 import msgspec
 
-from shared import wire
 from shared.metrics import COUNTERS
 from shared.protocol import (
     ENGINE_FAILURES,
@@ -240,8 +239,3 @@ def usable_state(state: State) -> State:
 def shortened(text: str) -> str:
     """A worker's sentence, for logs and clients."""
     return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:MAX_DETAIL_CHARS]}…"
-
-
-def known_failure(code: str) -> str:
-    """The code of a `failed` line, which becomes a label of a metric, or a fixed one for codes that are not listed."""
-    return code if code in wire.FAILURE_CODES else "failed"

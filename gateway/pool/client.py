@@ -21,7 +21,6 @@ from gateway.pool.answers import (
     AnswerCheck,
     InvalidAnswer,
     check_tokens,
-    known_failure,
     max_tokenized_bytes,
     shortened,
     usable_state,
@@ -220,7 +219,7 @@ class Call:
                             check.token(line)
                             batch.append(line)
                         elif isinstance(line, Failed):
-                            raise BranchError(known_failure(line.code), shortened(line.detail))
+                            raise _failure(line)
                     if batch:
                         yield batch
         except httpx.TimeoutException as error:
@@ -447,6 +446,12 @@ def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> byte
             raise BranchError("oversize", f"The worker sent more than {max_bytes} bytes.", is_lie=True)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
+
+
+def _failure(line: Failed) -> BranchError:
+    """The error of a `failed` line. A code that is not listed says nothing, and would become a label of metrics."""
+    is_known = line.code in wire.FAILURE_CODES
+    return BranchError(line.code if is_known else "failed", shortened(line.detail), is_lie=not is_known)
 
 
 def _read_refusal(response: httpx.Response) -> BranchError:
