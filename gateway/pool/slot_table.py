@@ -161,21 +161,18 @@ class SlotTable:
             revision: only slots with these weights; None: all.
         """
         groups: dict[str, list[Entry]] = {}
-        for entry in self._usable(model, revision):
-            groups.setdefault(entry.state.revision, []).append(entry)
+        for entry in self._usable(model):
+            if revision in {None, entry.state.revision}:
+                groups.setdefault(entry.state.revision, []).append(entry)
         return list(groups.values())
 
-    def _usable(self, model: str, revision: str | None = None) -> list[Entry]:
-        """The warm slots of a model, and of a revision, without those set aside; with these, if all are.
+    def _usable(self, model: str) -> list[Entry]:
+        """The warm slots of a model without those set aside; with these, if all are.
 
         So one request that makes every worker answer wrongly ends no service. Envoy's outlier detection does the same
         (`max_ejection_percent`).
         """
-        warm = [
-            entry
-            for entry in self._of(model)
-            if entry.state.state == "warm" and revision in {None, entry.state.revision}
-        ]
+        warm = [entry for entry in self._of(model) if entry.state.state == "warm"]
         if not any(entry.aside_until for entry in warm):
             return warm
         return [entry for entry in warm if not entry.is_aside] or warm
@@ -188,17 +185,14 @@ class SlotTable:
         Args:
             revision: a warm slot counts only if it has these weights; None: all count.
         """
+        if any(revision in {None, entry.state.revision} for entry in self._usable(model)):
+            return True
         earliest = time.monotonic() - self._max_down_s
-        for entry in self._of(model):
-            state = entry.state
-            if state.state == "warm":
-                if revision in {None, state.revision}:
-                    return True
-            elif not entry.is_failing and (
-                state.state in {"starting", "loading"} or (_is_gone(state) and entry.down_since > earliest)
-            ):
-                return True
-        return False
+        return any(
+            entry.state.state in {"starting", "loading"} or (_is_gone(entry.state) and entry.down_since > earliest)
+            for entry in self._of(model)
+            if not entry.is_failing
+        )
 
     def describe(self, model: str) -> str:
         """How many slots of the model are in which state, for people."""

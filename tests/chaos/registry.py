@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.measure import Row
 from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
+from tests.chaos.rows.lies import distrust_liars
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.workers import kill_workers
@@ -41,6 +42,12 @@ ROWS = (
         "R16",
         "Chaos proxy between gateway and workers: every client gets one well-formed answer by its deadline + 100 ms",
         answer_through_faults,
+    ),
+    Row(
+        "R29",
+        "A worker may answer anything: every client gets one answer by its deadline + 100 ms, the gateway's memory "
+        "grows at most 16 MB, values of labels are bounded, the slot is set aside",
+        distrust_liars,
     ),
     Row(
         "S13",

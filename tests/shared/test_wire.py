@@ -100,7 +100,8 @@ for thread in threads: thread.join()
 
 
 def test_every_kind_of_failure_of_an_engine_is_a_listed_code() -> None:
-    kinds = {failure.kind for failure in (EngineFailure, *EngineFailure.__subclasses__())}
+    failures: list[type[EngineFailure]] = [EngineFailure, *EngineFailure.__subclasses__()]
+    kinds = {failure.kind for failure in failures}
     assert kinds == ENGINE_FAILURES
 
 
