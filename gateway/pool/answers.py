@@ -92,11 +92,15 @@ class AnswerCheck:
         Raises:
             InvalidAnswer: the line contradicts the request, or itself.
         """
-        self._require(not self._is_done, "a line after the last")
-        self._require(self._request.stream, "tokens that were not requested")
+        if self._is_done:
+            raise InvalidAnswer("a line after the last")
+        if not self._request.stream:
+            raise InvalidAnswer("tokens that were not requested")
         self._num_tokens += 1
-        self._require(self._num_tokens <= self._max_new, "more tokens than requested")
-        self._require(line.token_id < self._vocab_size, "a token that the model does not have")
+        if self._num_tokens > self._max_new:
+            raise InvalidAnswer("more tokens than requested")
+        if line.token_id >= self._vocab_size:
+            raise InvalidAnswer("a token that the model does not have")
         if self._request.logprobs is None:
             line.token_text = line.begin = line.tops = line.names = None
             return
@@ -109,25 +113,25 @@ class AnswerCheck:
         Raises:
             InvalidAnswer: as `token`.
         """
-        self._require(not self._is_done, "a line after the last")
+        if self._is_done:
+            raise InvalidAnswer("a line after the last")
         self._is_done = True
         ids = line.token_ids
         number = len(ids)
-        self._require(line.finish_reason in FINISH_REASONS, "an unknown finish_reason")
-        self._require(len(line.logprobs) == len(line.ends) == number, "lists of different lengths")
-        self._require(line.num_typed_tokens <= line.num_kept_tokens <= number, "more tokens kept than generated")
-        self._require(
-            line.num_typed_tokens <= (MAX_TYPED_TOKENS if self._request.heal else 0)
-            and number - line.num_typed_tokens <= self._max_new,
-            "more tokens than requested",
-        )
+        if line.finish_reason not in FINISH_REASONS:
+            raise InvalidAnswer("an unknown finish_reason")
+        if not len(line.logprobs) == len(line.ends) == number:
+            raise InvalidAnswer("lists of different lengths")
+        if not line.num_typed_tokens <= line.num_kept_tokens <= number:
+            raise InvalidAnswer("more tokens kept than generated")
+        max_typed = MAX_TYPED_TOKENS if self._request.heal else 0
+        if line.num_typed_tokens > max_typed or number - line.num_typed_tokens > self._max_new:
+            raise InvalidAnswer("more tokens than requested")
         self._check_ids(ids)
         self._check_ends(line.ends, len(line.text))
-        self._require(
-            line.num_prompt_tokens <= self._max_prompt
-            and line.cached_tokens <= line.num_prompt_tokens + MAX_TYPED_TOKENS + MAX_ADDED_TOKENS,
-            "more tokens of the prompt than it has",
-        )
+        max_cached = line.num_prompt_tokens + MAX_TYPED_TOKENS + MAX_ADDED_TOKENS
+        if line.num_prompt_tokens > self._max_prompt or line.cached_tokens > max_cached:
+            raise InvalidAnswer("more tokens of the prompt than it has")
         self._check_scores(line)
         self._check_prompt(line)
 
@@ -139,9 +143,12 @@ class AnswerCheck:
         texts, begins, tops = line.token_texts, line.begins, line.tops
         if texts is None or begins is None or tops is None:
             raise InvalidAnswer("not the scores that were requested")
-        self._require(len(texts) == len(begins) == len(tops) == number, "lists of different lengths")
-        self._require(begins == sorted(begins), "tokens out of order")
-        self._require(not begins or begins[-1] <= sum(map(len, texts)), "a token beyond the text")
+        if not len(texts) == len(begins) == len(tops) == number:
+            raise InvalidAnswer("lists of different lengths")
+        if begins != sorted(begins):
+            raise InvalidAnswer("tokens out of order")
+        if begins and begins[-1] > sum(map(len, texts)):
+            raise InvalidAnswer("a token beyond the text")
         self._check_tops(tops)
 
     def _check_prompt(self, line: Done) -> None:
@@ -154,37 +161,40 @@ class AnswerCheck:
         if text is None or ids is None or texts is None or ends is None:
             raise InvalidAnswer("not the prompt that was requested")
         number = line.num_prompt_tokens
-        self._require(len(ids) == len(texts) == len(ends) == number, "lists of different lengths")
+        if not len(ids) == len(texts) == len(ends) == number:
+            raise InvalidAnswer("lists of different lengths")
         self._check_ids(ids)
         self._check_ends(ends, len(text))
         sent = self._request.prompt_ids
-        self._require(sent is None or sent[max(0, len(sent) - number) :] == ids, "another prompt")
+        if sent is not None and sent[max(0, len(sent) - number) :] != ids:
+            raise InvalidAnswer("another prompt")
         logprobs, tops = line.prompt_logprobs, line.prompt_tops
-        self._require((logprobs is None) == (tops is None), "scores of half a kind")
+        if (logprobs is None) != (tops is None):
+            raise InvalidAnswer("scores of half a kind")
         if logprobs is not None and tops is not None:
-            self._require(len(logprobs) == len(tops) == number, "lists of different lengths")
-            self._require(
-                None not in islice(logprobs, 1, None) and None not in islice(tops, 1, None), "a token without a score"
-            )
+            if not len(logprobs) == len(tops) == number:
+                raise InvalidAnswer("lists of different lengths")
+            if None in islice(logprobs, 1, None) or None in islice(tops, 1, None):
+                raise InvalidAnswer("a token without a score")
             self._check_tops([top or [] for top in tops])
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        self._require(not ids or max(ids) < self._vocab_size, "a token that the model does not have")
+        if ids and max(ids) >= self._vocab_size:
+            raise InvalidAnswer("a token that the model does not have")
 
     def _check_ends(self, ends: list[int], num_chars: int) -> None:
-        self._require(ends == sorted(ends), "tokens out of order")
-        self._require((ends[-1] if ends else 0) == num_chars, "another text than its tokens have")
+        if ends != sorted(ends):
+            raise InvalidAnswer("tokens out of order")
+        if (ends[-1] if ends else 0) != num_chars:
+            raise InvalidAnswer("another text than its tokens have")
 
     def _check_tops(self, tops: Sequence[Sequence[Top]]) -> None:
         limit = self._request.logprobs or 0
-        self._require(max(map(len, tops), default=0) <= limit, "more likely tokens than requested")
+        if max(map(len, tops), default=0) > limit:
+            raise InvalidAnswer("more likely tokens than requested")
         largest = max((top.token_id for each in tops for top in each), default=0)
-        self._require(largest < self._vocab_size, "a token that the model does not have")
-
-    @staticmethod
-    def _require(is_met: bool, what: str) -> None:
-        if not is_met:
-            raise InvalidAnswer(what)
+        if largest >= self._vocab_size:
+            raise InvalidAnswer("a token that the model does not have")
 
 
 def _max_prompt_tokens(request: GenerateRequest) -> int:
