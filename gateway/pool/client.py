@@ -25,9 +25,9 @@ from gateway.pool.answers import (
     shortened,
     usable_state,
 )
-from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
+from gateway.pool.transport import InvalidResponse, TcpAddress, Transport, UnixAddress, UntrustedPeer
 from shared import wire
-from shared.errors import InvalidJson, InvalidRequest, PromptTooLong
+from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLong
 from shared.plan import Remote, Slot
 from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
 from shared.settings import Address
@@ -46,7 +46,7 @@ CONNECT_S = 1.0
 
 
 # Refusals of the request itself.
-_FINAL_REFUSALS = frozenset({InvalidJson.code, InvalidRequest.code, PromptTooLong.code})
+_FINAL_REFUSALS = frozenset({BodyTooLarge.code, InvalidJson.code, InvalidRequest.code, PromptTooLong.code})
 
 
 class BranchError(Exception):
@@ -230,7 +230,7 @@ class Call:
             ) from error
         except httpx.TransportError as error:
             self._raise_if_aborted()
-            raise BranchError("broken", "The connection to the worker failed.") from error
+            raise _connection_error(error) from error
         except wire.BrokenLines as error:
             # The largest answers that can be asked for are longer than the gateway reads.
             is_lie = error.code == "oversize" and check.max_line_bytes <= wire.MAX_LINE_BYTES
@@ -340,7 +340,7 @@ class SlotClient:
         except httpx.TimeoutException as error:
             raise BranchError("timeout", f"The worker did not respond within {timeout_s:g} s.") from error
         except httpx.TransportError as error:
-            raise BranchError("broken", "The connection to the worker failed.") from error
+            raise _connection_error(error) from error
         except InvalidAnswer as error:
             raise BranchError("garbage", f"The worker sent an invalid answer: {error}.", is_lie=True) from error
         except wire.DECODE_ERRORS as error:
@@ -381,7 +381,7 @@ class SlotClient:
         except UntrustedPeer as error:
             raise BranchError("untrusted", str(error)) from error
         except httpx.TransportError as error:
-            raise BranchError("unreachable", str(error)) from error
+            raise BranchError("unreachable", str(error), is_lie=isinstance(error, InvalidResponse)) from error
         except wire.BrokenLines as error:
             raise BranchError(error.code, str(error), is_lie=error.code == "oversize") from error
         except wire.DECODE_ERRORS as error:
@@ -446,6 +446,10 @@ def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> byte
             raise BranchError("oversize", f"The worker sent more than {max_bytes} bytes.", is_lie=True)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
+
+
+def _connection_error(error: httpx.TransportError) -> BranchError:
+    return BranchError("broken", "The connection to the worker failed.", is_lie=isinstance(error, InvalidResponse))
 
 
 def _failure(line: Failed) -> BranchError:

@@ -156,6 +156,7 @@ LIES: dict[str, Respond] = {
     "more tokens than requested": lambda _: [Accepted(), make_done([" a"] * 21)],
     "a code that is not listed": lambda _: [Accepted(), Failed(code="new", detail="d")],
     "an endless refusal": lambda _: [Refusal(503, "x" * 100_000)],
+    "a status that there is not": lambda _: [Refusal(99999, "slot_full")],
     "text in place of lines": lambda _: [Accepted(), Raw(b"<html>\n")],
 }
 
