@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shared import wire
-from shared.protocol import ENGINE_FAILURES, Accepted, Failed, State, TokenizeResponse
+from shared.protocol import ENGINE_FAILURES, MAX_TYPED_TOKENS, Accepted, Failed, State, TokenizeResponse
 from tests.workers.helpers import run_python
 from workers.engine.failures import EngineFailure
+from workers.text.token_healing import MAX_FORCED_BYTES
 
 LOCAL = b"POST /generate HTTP/1.1\r\nHost: slot\r\nContent-Length: 12\r\nX-Request-Id: r-1\r\n\r\n"
 REMOTE = (
@@ -97,6 +98,10 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
     assert [run_python(program).returncode for _ in range(5)] == [0] * 5
+
+
+def test_token_healing_types_no_more_tokens_than_the_protocol_has() -> None:
+    assert MAX_FORCED_BYTES == MAX_TYPED_TOKENS  # a token has a byte at least
 
 
 def test_every_kind_of_failure_of_an_engine_is_a_listed_code() -> None:

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from shared.protocol import MAX_TYPED_TOKENS
 from workers.text.tokenizer import Tokenizer
 
-# A longer word (in a text without spaces) has only its last tokens healed. A token carries a byte at least.
-MAX_FORCED_BYTES = MAX_TYPED_TOKENS
+# A longer word (in a text without spaces) has only its last tokens healed.
+MAX_FORCED_BYTES = 32
 # How far back the start of the last word is looked for.
 _MAX_WORD_CHARS = 64
 
