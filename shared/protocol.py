@@ -11,6 +11,32 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 MAX_SEED = 2**63 - 1
+# Bytes of typed text that token healing forces, so at most as many tokens carry nothing else.
+MAX_TYPED_TOKENS = 32
+# Why a sequence has ended, in an answer. The engine's others are for callers that do not read an answer any more.
+FINISH_REASONS = frozenset({"length", "eos", "stop", "deadline"})
+# The kinds of `workers.engine.failures`: codes of `Failed`, and labels of `State.counters`.
+ENGINE_FAILURES = frozenset(
+    {
+        "device_error",
+        "hang",
+        "internal_error",
+        "invalid_output",
+        "load_error",
+        "out_of_memory",
+        "sequence_error",
+        "stopped",
+    }
+)
+
+# Ranges of what a worker sends: a gateway that decodes a value beyond them refuses the line. The largest context and
+# vocabulary are those of `workers.checkpoints.files`, the largest sums those of 1,000 workers behind one proxy.
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+# Of float32, and a sum of a million of them is finite. Rounding may take one above 0.
+Logprob = Annotated[float, Meta(ge=-3.5e38, le=1.0)]
+Finite = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -94,9 +120,9 @@ class Accepted(Struct, kw_only=True, tag="accepted", tag_field="event"):
 class Top(Struct, array_like=True):
     """One of the most likely tokens of a step."""
 
-    token_id: int
+    token_id: TokenId
     text: str
-    logprob: float
+    logprob: Logprob
 
 
 class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=True):
@@ -107,12 +133,12 @@ class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=
     characters, `tops` the most likely tokens of its step, and `names` as in `Done`."""
 
     text: str
-    token_id: int
-    logprob: float
+    token_id: TokenId
+    logprob: Logprob
     token_text: str | None = None
-    begin: int | None = None
+    begin: Count | None = None
     tops: list[Top] | None = None
-    names: dict[int, str] | None = None
+    names: dict[TokenId, str] | None = None
 
 
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
@@ -140,29 +166,29 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     """
 
     text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    ends: list[int]
-    num_kept_tokens: int
-    num_typed_tokens: int = 0
-    usefulness: float | None = None
-    fit: float | None = None
+    token_ids: list[TokenId]
+    logprobs: list[Logprob]
+    ends: list[Count]
+    num_kept_tokens: Count
+    num_typed_tokens: Count = 0
+    usefulness: Finite | None = None
+    fit: Finite | None = None
     finish_reason: str
-    num_prompt_tokens: int
-    cached_tokens: int
-    queue_ms: float
-    prefill_ms: float
-    decode_ms: float
+    num_prompt_tokens: Count
+    cached_tokens: Count
+    queue_ms: Milliseconds
+    prefill_ms: Milliseconds
+    decode_ms: Milliseconds
     prompt_text: str | None = None
-    prompt_ids: list[int] | None = None
+    prompt_ids: list[TokenId] | None = None
     prompt_token_texts: list[str] | None = None
-    prompt_ends: list[int] | None = None
-    prompt_logprobs: list[float | None] | None = None
+    prompt_ends: list[Count] | None = None
+    prompt_logprobs: list[Logprob | None] | None = None
     prompt_tops: list[list[Top] | None] | None = None
     token_texts: list[str] | None = None
-    begins: list[int] | None = None
+    begins: list[Count] | None = None
     tops: list[list[Top]] | None = None
-    names: dict[int, str] | None = None
+    names: dict[TokenId, str] | None = None
 
 
 class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):
@@ -182,16 +208,17 @@ class TokenizeResponse(Struct, kw_only=True):
     """`texts` holds each token's text by itself, `ends` the length of the text after each token, in characters; where
     several tokens make up one character, only the last counts it. `eos_token` is the text of the token `eos_id`."""
 
-    ids: list[int]
+    ids: list[TokenId]
     texts: list[str]
-    ends: list[int]
-    n_ctx: int
-    eos_id: int
-    eos_token: str = "<|endoftext|>"
+    ends: list[Count]
+    n_ctx: Annotated[int, Meta(ge=1, le=2_000_000)]
+    eos_id: TokenId
+    eos_token: Annotated[str, Meta(max_length=1024)] = "<|endoftext|>"
 
 
 GenerateLine = Accepted | Token | Done | Failed
 
+Name = Annotated[str, Meta(max_length=1024)]
 SlotState = Literal["starting", "loading", "warm", "draining", "failed", "down"]
 
 
@@ -207,20 +234,20 @@ class State(Struct, kw_only=True, frozen=True):
 
     state: SlotState
     reason: str | None = None
-    progress: float = 0.0
-    model: str = ""
-    device: str = ""
-    dtype: str = ""
-    kernels: str = ""
-    revision: str = ""
-    max_batch: int = 0
-    n_ctx: int = 0
-    vocab_size: int = 0
-    num_replicas: int = 1
-    num_gateways: int = 0
-    in_flight: int = 0
-    ms_per_token: float = 0.0
-    memory_bytes: int = 0
-    pid: int = 0
-    age: int = 0
-    counters: dict[str, float] = {}
+    progress: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    model: Name = ""
+    device: Name = ""
+    dtype: Name = ""
+    kernels: Name = ""
+    revision: Name = ""
+    max_batch: Annotated[int, Meta(ge=0, le=512_000)] = 0
+    n_ctx: Annotated[int, Meta(ge=0, le=2_000_000)] = 0
+    vocab_size: Annotated[int, Meta(ge=0, le=2_000_000)] = 0
+    num_replicas: Count = 1
+    num_gateways: Count = 0
+    in_flight: Count = 0
+    ms_per_token: Milliseconds = 0.0
+    memory_bytes: Count = 0
+    pid: Count = 0
+    age: Count = 0
+    counters: dict[str, Annotated[float, Meta(ge=0, le=1e18)]] = {}

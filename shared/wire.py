@@ -8,14 +8,38 @@ and no HTTP library.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
+from shared.errors import (
+    BodyTooLarge,
+    HeadersTooLarge,
+    InvalidJson,
+    InvalidRequest,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    ShuttingDown,
+    SlotFull,
+    TercetError,
+    Unauthorized,
+)
 from shared.parsing import BodyParser
-from shared.protocol import GenerateLine, GenerateRequest, State, TokenizeRequest, TokenizeResponse
+from shared.protocol import (
+    ENGINE_FAILURES,
+    GenerateLine,
+    GenerateRequest,
+    State,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 
 NDJSON = "application/x-ndjson"
 # What a worker's port and a pool's proxy serve, with the only method of each path. Probes ask for the last two.
@@ -28,8 +52,34 @@ LOCAL_HOST = b"slot"
 # about 35 bytes of JSON (measured: 0.7 MB in all), at most 300 with a text of 128 bytes, GPT-2's longest, all of it
 # escaped: 6 MB. A longer line is garbage.
 MAX_LINE_BYTES = 8 << 20
+# A line of `GET /state` has some thirty counters, and texts of up to 1,024 characters.
+MAX_STATE_BYTES = 1 << 16
+# A problem document names the fields that are wrong.
+MAX_REFUSAL_BYTES = 1 << 16
 # Items of a tokenized text that are encoded at a time.
 TOKENS_PER_PART = 1 << 14
+
+# Codes of a response other than 200, and of a `failed` line. They become labels of metrics, so no others are accepted.
+_REFUSALS: tuple[type[TercetError], ...] = (
+    BodyTooLarge,
+    HeadersTooLarge,
+    InvalidJson,
+    InvalidRequest,
+    MalformedRequest,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    PromptTooLong,
+    ShuttingDown,
+    SlotFull,
+    TercetError,
+    Unauthorized,
+)
+REFUSAL_CODES = frozenset(error.code for error in _REFUSALS)
+FAILURE_CODES = ENGINE_FAILURES | {NotReady.code}
+# What the decoders below raise for bytes that are not what they decode.
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.json.Encoder()
 _END_OF_HEAD = b"\r\n\r\n"
@@ -123,7 +173,7 @@ def parse_generate_request(raw: bytes) -> GenerateRequest:
     """
     try:
         return _decode_generate_request(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return _explain_generate_request(raw)
 
 
@@ -152,24 +202,38 @@ def encode_line(value: GenerateLine | State) -> bytes:
 
 
 decode_line = msgspec.json.Decoder(GenerateLine).decode
-"""Decode a line of `POST /generate`. Raises `msgspec.MsgspecError`."""
+"""Decode a line of `POST /generate`. Raises one of `DECODE_ERRORS`."""
 
 decode_state = msgspec.json.Decoder(State).decode
-"""Decode a line of `GET /state`. Raises `msgspec.MsgspecError`."""
+"""Decode a line of `GET /state`. Raises one of `DECODE_ERRORS`."""
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[list[bytes]]:
+def split_lines(
+    chunks: Iterable[bytes], max_line_bytes: int | None = None, max_bytes: float = math.inf
+) -> Iterator[list[bytes]]:
     """Split a body into lines without their ends; the lines completed by one chunk are in one list.
 
+    Args:
+        max_line_bytes: of a line; default: `MAX_LINE_BYTES`.
+        max_bytes: of all lines.
+
     Raises:
-        BrokenLines: a line is longer than `MAX_LINE_BYTES`, or the body ends within a line.
+        BrokenLines: a line, or all together, are longer than that, or the body ends within a line.
     """
-    rest = b""
+    limit = MAX_LINE_BYTES if max_line_bytes is None else max_line_bytes
+    rest = bytearray()
+    num_bytes = 0
     for data in chunks:
-        *lines, rest = (rest + data).split(b"\n")
+        num_bytes += len(data)
+        *lines, last = data.split(b"\n")
+        if rest and lines:
+            rest += lines[0]
+            lines[0] = bytes(rest)
+            rest.clear()
+        rest += last
+        if num_bytes > limit and (num_bytes > max_bytes or max(map(len, (*lines, rest))) > limit):
+            raise BrokenLines("oversize", "The worker sent more bytes than its answer can have.")
         yield lines
-        if len(rest) > MAX_LINE_BYTES:
-            raise BrokenLines("oversize", f"The worker sent a line of more than {MAX_LINE_BYTES} bytes.")
     if rest:
         raise BrokenLines("broken", "The worker's response ended within a line.")
 
@@ -187,13 +251,18 @@ def encode_tokens(response: TokenizeResponse) -> Iterator[bytes]:
 
 
 decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode
-"""Decode what `encode_tokens` has written. Raises `msgspec.MsgspecError`."""
+"""Decode what `encode_tokens` has written. Raises one of `DECODE_ERRORS`."""
 
 
 def read_refusal(status: int, body: bytes) -> tuple[str, str]:
-    """The code and the detail of a response other than 200: the worker's own, if the body is a problem document."""
+    """The code and the detail of a response other than 200: those of its problem document, if they are one of
+    `REFUSAL_CODES` and a text, else `refused` and the status."""
     try:
         problem = msgspec.json.decode(body, type=dict[str, object])
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         problem = {}
-    return str(problem.get("code", "refused")), str(problem.get("detail", f"The worker answered {status}."))
+    code, detail = problem.get("code"), problem.get("detail")
+    return (
+        code if isinstance(code, str) and code in REFUSAL_CODES else "refused",
+        detail if isinstance(detail, str) else f"The worker answered {status}.",
+    )

@@ -10,7 +10,7 @@ import copy
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
@@ -31,6 +31,7 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
+from gateway.pool.slot_table import ASIDE_S
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
 from shared.tracing import NO_TRACING, Tracing
@@ -212,6 +213,7 @@ class Fanout:
                 return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
             except BranchError as error:
                 outcome = error.code
+                self._note_lie(slot, error)
                 is_room_taken = error.code == SLOT_FULL and self._clients[slot].is_remote and not context.is_over
                 if not is_room_taken:
                     failure = BranchFailure(branch.index, error.code, error.detail)
@@ -265,6 +267,10 @@ class Fanout:
             else:
                 return slot
 
+    def _note_lie(self, slot: int, error: BranchError) -> None:
+        if error.is_lie and self._admission.set_aside(slot, error.detail):
+            log.warning("slot_set_aside", slot=slot, code=error.code, reason=error.detail, seconds=ASIDE_S)
+
     def _take_retry(self) -> bool:
         is_granted = self._retry_budget.take_retry()
         (self._metrics.retries if is_granted else self._metrics.refused_retries).inc()
@@ -303,7 +309,8 @@ class Fanout:
             request_id=spec.request_id,
             traceparent=traceparent,
         )
-        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document)
+        vocab_size = self._admission.models.get(spec.model).vocab_size
+        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document, vocab_size)
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:
@@ -311,13 +318,14 @@ class Fanout:
                 if tokens := tuple(line for line in lines if isinstance(line, Token)):
                     context.deliver(TokenDelta(branch.index, tokens, attempt))
                 if isinstance(last := lines[-1], Done):
-                    after_delivery.callback(_read_to_end, batches)
+                    after_delivery.callback(self._read_to_end, slot, batches)
                     return last
         raise BranchError("broken", "The worker ended the response before its last line.")
 
-
-def _read_to_end(batches: Iterator[object]) -> None:
-    """So that the connection can be reused."""
-    with suppress(BranchError):
-        for _ in batches:
-            pass
+    def _read_to_end(self, slot: int, batches: Iterator[object]) -> None:
+        """So that the connection can be reused."""
+        try:
+            for _ in batches:
+                pass
+        except BranchError as error:
+            self._note_lie(slot, error)

@@ -169,6 +169,8 @@ class RequestContext:
         self._events: deque[BranchEvent] = deque()
         self._callbacks: list[Callable[[], None]] = []
         self._is_cancelled = False
+        self._is_closed = False  # takes no further events
+        self._until = spec.deadline + COLLECT_GRACE_S
         self._unstarted = deque(range(spec.num_branches))
         self._num_expected = spec.num_branches  # branches without an outcome
 
@@ -196,8 +198,10 @@ class RequestContext:
             self._num_expected += number
 
     def deliver(self, event: BranchEvent) -> None:
-        """Append an event to the queue."""
+        """Append an event to the queue. One that comes too late is dropped."""
         with self._changed:
+            if self._is_closed:
+                return
             self._events.append(event)
             if not isinstance(event, TokenDelta):
                 self._num_expected -= 1
@@ -205,17 +209,18 @@ class RequestContext:
                 self._changed.notify_all()
 
     def next_event(self) -> BranchEvent | None:
-        """Wait for the next event. None: the request was cancelled, or its deadline and `COLLECT_GRACE_S` passed.
+        """Wait for the next event. None: the request was cancelled, or its deadline and `COLLECT_GRACE_S` passed; from
+        then on the queue takes no further events, so it ends even if branches send without a pause.
 
         Unless the request is streamed, events wait for the last branch's outcome: to wake the thread for each costs
         more than to handle it.
         """
-        until = self.spec.deadline + COLLECT_GRACE_S
         with self._changed:
             self._changed.wait_for(
                 lambda: self._is_cancelled or (self._events and self._is_worth_waking),
-                timeout=max(0.0, until - time.monotonic()),
+                timeout=max(0.0, self._until - time.monotonic()),
             )
+            self._is_closed = self._is_closed or time.monotonic() >= self._until
             return self._events.popleft() if self._events and not self._is_cancelled else None
 
     @property

@@ -107,6 +107,15 @@ class Admission:
             self._table.entries[index].is_leaving = is_leaving
             self._settle_all()
 
+    def set_aside(self, index: int, reason: str) -> bool:
+        """Trust a slot no longer, for a while: it gets branches only if its model has no other warm slot.
+
+        Returns:
+            Whether it was trusted until now.
+        """
+        with self._lock:
+            return self._table.set_aside(index, reason)
+
     def remove(self, index: int) -> bool:
         """Remove a slot that leaves, once no branch runs there. Returns whether it is gone."""
         with self._lock:
@@ -133,7 +142,7 @@ class Admission:
         """All slots as they are now, in the order of their indices."""
         with self._lock:
             return [
-                SlotStatus(entry.slot, entry.reported_state, entry.max_batch, peak)
+                SlotStatus(entry.slot, self._table.reported_state(entry), entry.max_batch, peak)
                 for entry, peak in zip(self._table.entries.values(), self._table.peaks, strict=True)
             ]
 

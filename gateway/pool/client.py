@@ -15,33 +15,55 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
-import msgspec
 
 from gateway.pool.access import RemoteAccess
-from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
+from gateway.pool.answers import (
+    AnswerCheck,
+    InvalidAnswer,
+    check_tokens,
+    max_tokenized_bytes,
+    shortened,
+    usable_state,
+)
+from gateway.pool.transport import InvalidResponse, TcpAddress, Transport, UnixAddress, UntrustedPeer
 from shared import wire
+from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLong
 from shared.plan import Remote, Slot
-from shared.protocol import Accepted, Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
+from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
 from shared.settings import Address
 
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
 # A worker sends its state at least once a second; after this time without a line it counts as down.
 STATE_SILENCE_S = 3.0
+# A worker's state changes with each percent of a load, and with each gateway; twice a second it is repeated. With more
+# lines in a second than a load of 0.1 s sends, the worker floods.
+MAX_STATES_PER_S = 1000
 # A MiB of text has at most a million tokens, of 30 bytes of JSON.
 MAX_TOKENIZE_BYTES = 64 << 20
 # How long a connection to another machine may take: the handshakes of TCP and TLS are at least two round trips.
 CONNECT_S = 1.0
 
 
-class BranchError(Exception):
-    """A call without a result. `is_retryable` is false if another slot would fail in the same way."""
+# Refusals of the request itself.
+_FINAL_REFUSALS = frozenset({BodyTooLarge.code, InvalidJson.code, InvalidRequest.code, PromptTooLong.code})
 
-    def __init__(self, code: str, detail: str, *, is_retryable: bool = True) -> None:
+
+class BranchError(Exception):
+    """A call without a result.
+
+    Attributes:
+        code: one of a closed list, because it becomes a label of metrics.
+        is_retryable: false if another slot would fail in the same way.
+        is_lie: the worker has sent what no worker that works can send, so its slot is not to be trusted for a while.
+    """
+
+    def __init__(self, code: str, detail: str, *, is_retryable: bool = True, is_lie: bool = False) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.is_retryable = is_retryable
+        self.is_lie = is_lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +103,8 @@ class _Peer:
 
         Args:
             path: one of `wire.ROUTES`.
-            timeout_s: limit of the write and of each read; `_set_read_timeout` changes that of the next reads.
+            timeout_s: limit of the write, and of all reads together; `_set_read_timeout` begins another for the reads
+                that follow.
             connect_s: limit of connecting; default: `timeout_s`.
             hold: as the extension of `Transport.handle_request`.
 
@@ -96,7 +119,8 @@ class _Peer:
             session_id=session_id,
         )
         connect_s = timeout_s if connect_s is None else connect_s
-        timeouts = {"connect": connect_s, "write": timeout_s, "read": timeout_s}
+        until = time.monotonic() + timeout_s
+        timeouts = {"connect": connect_s, "write": timeout_s, "read": timeout_s, "until": until}
         extensions: dict[str, object] = {"timeout": timeouts}
         if hold is not None:
             extensions["hold"] = hold
@@ -116,7 +140,7 @@ def _stream(response: httpx.Response) -> httpx.SyncByteStream:
 
 
 def _set_read_timeout(response: httpx.Response, timeout_s: float) -> None:
-    response.request.extensions["timeout"]["read"] = timeout_s
+    response.request.extensions["timeout"] |= {"read": timeout_s, "until": time.monotonic() + timeout_s}
 
 
 class _AbortableCall:
@@ -174,16 +198,18 @@ class Call(_AbortableCall):
         ack_s: float,
         deadline: float,
         document: int | None,
+        vocab_size: int,
     ) -> None:
         """
         Args:
             running: holds this call while its lines are read.
             ack_s: how long the worker may take to accept the request.
             deadline: `time.monotonic()` time.
-            document: as for `SlotClient.call`.
+            document, vocab_size: as for `SlotClient.call`.
         """
         super().__init__()
         self._peer = peer
+        self._vocab_size = vocab_size
         self._document = document
         self._running = running
         self._request = request
@@ -226,13 +252,19 @@ class Call(_AbortableCall):
                 # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
                 _set_read_timeout(response, max(0.0, self._deadline - time.monotonic()) + STATE_SILENCE_S)
-                for raw_lines in wire.split_lines(_stream(response)):
+                check = AnswerCheck(self._request, self._vocab_size)
+                max_line_bytes = min(check.max_line_bytes, wire.MAX_LINE_BYTES)
+                for raw_lines in wire.split_lines(_stream(response), max_line_bytes, check.max_bytes):
                     batch: list[Token | Done] = []
                     for line in map(wire.decode_line, raw_lines):
-                        if isinstance(line, Failed):
-                            raise BranchError(line.code, line.detail)
-                        if not isinstance(line, Accepted):
+                        if isinstance(line, Done):
+                            check.done(line)
                             batch.append(line)
+                        elif isinstance(line, Token):
+                            check.token(line)
+                            batch.append(line)
+                        elif isinstance(line, Failed):
+                            raise _failure(line)
                     if batch:
                         yield batch
         except httpx.TimeoutException as error:
@@ -243,11 +275,15 @@ class Call(_AbortableCall):
             ) from error
         except httpx.TransportError as error:
             self._raise_if_aborted()
-            raise BranchError("broken", "The connection to the worker failed.") from error
+            raise _connection_error(error) from error
         except wire.BrokenLines as error:
-            raise BranchError(error.code, str(error)) from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", "The worker sent an invalid line.") from error
+            # The largest answers that can be asked for are longer than the gateway reads.
+            is_lie = error.code == "oversize" and check.max_line_bytes <= wire.MAX_LINE_BYTES
+            raise BranchError(error.code, str(error), is_lie=is_lie) from error
+        except InvalidAnswer as error:
+            raise BranchError("garbage", f"The worker sent an invalid answer: {error}.", is_lie=True) from error
+        except wire.DECODE_ERRORS as error:
+            raise BranchError("garbage", "The worker sent an invalid line.", is_lie=True) from error
         finally:
             self._release_socket()
 
@@ -297,7 +333,10 @@ class TokenizeCall(_AbortableCall):
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
-                return wire.decode_tokens(_read_all(response, deadline))
+                max_bytes = min(MAX_TOKENIZE_BYTES, max_tokenized_bytes(self._text, len(content)))
+                found = wire.decode_tokens(_read_all(response, deadline, max_bytes))
+                check_tokens(self._text, found)
+                return found
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise BranchError("unreachable", "The worker cannot be reached.") from error
         except httpx.TimeoutException as error:
@@ -305,10 +344,16 @@ class TokenizeCall(_AbortableCall):
                 "timeout", f"The worker did not respond within {self._timeout_s:g} s.", is_retryable=False
             ) from error
         except httpx.TransportError as error:
-            reason = self._abort_reason or BranchError("broken", "The connection to the worker failed.")
-            raise BranchError(reason.code, reason.detail, is_retryable=False) from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", "The worker sent an invalid response.", is_retryable=False) from error
+            reason = self._abort_reason or _connection_error(error)
+            raise BranchError(reason.code, reason.detail, is_retryable=False, is_lie=reason.is_lie) from error
+        except InvalidAnswer as error:
+            raise BranchError(
+                "garbage", f"The worker sent an invalid answer: {error}.", is_retryable=False, is_lie=True
+            ) from error
+        except wire.DECODE_ERRORS as error:
+            raise BranchError(
+                "garbage", "The worker sent an invalid response.", is_retryable=False, is_lie=True
+            ) from error
 
 
 class SlotClient:
@@ -334,7 +379,14 @@ class SlotClient:
         """Close the idle connections; calls in progress continue."""
         self._peer.transport.close()
 
-    def call(self, request: GenerateRequest, deadline: float, attempt: int = 1, document: int | None = None) -> Call:
+    def call(
+        self,
+        request: GenerateRequest,
+        deadline: float,
+        attempt: int = 1,
+        document: int | None = None,
+        vocab_size: int = 0,
+    ) -> Call:
         """A call that starts when its `lines` are iterated.
 
         Args:
@@ -342,8 +394,10 @@ class SlotClient:
             attempt: number from 1; each one doubles the time to acknowledge. If several slots are late, the machine is
                 busy, and a short limit would only discard work that has begun.
             document: equal for requests of one document; None: unknown.
+            vocab_size: of the slot's model; 0: unknown.
         """
-        return Call(self._peer, self._running, request, self._ack_s * 2 ** (attempt - 1), deadline, document)
+        ack_s = self._ack_s * 2 ** (attempt - 1)
+        return Call(self._peer, self._running, request, ack_s, deadline, document, vocab_size)
 
     def tokenize(self, text: str, timeout_s: float) -> TokenizeCall:
         """A call that starts with its `result`."""
@@ -380,16 +434,15 @@ class SlotClient:
                     raise BranchError("refused", "The worker refused the key (TERCET_POOL_KEY).")
                 if response.status_code != httpx.codes.OK:
                     raise BranchError("refused", f"The worker answered {response.status_code}.")
-                for raw_lines in wire.split_lines(_stream(response)):
-                    yield from map(wire.decode_state, raw_lines)
+                yield from _read_states(response, timeout_s)
         except UntrustedPeer as error:
             raise BranchError("untrusted", str(error)) from error
         except httpx.TransportError as error:
-            raise BranchError("unreachable", str(error)) from error
+            raise BranchError("unreachable", str(error), is_lie=isinstance(error, InvalidResponse)) from error
         except wire.BrokenLines as error:
-            raise BranchError(error.code, str(error)) from error
-        except msgspec.MsgspecError as error:
-            raise BranchError("garbage", str(error)) from error
+            raise BranchError(error.code, str(error), is_lie=error.code == "oversize") from error
+        except wire.DECODE_ERRORS as error:
+            raise BranchError("garbage", f"The worker sent an invalid state: {error}", is_lie=True) from error
 
 
 def _local_peer(path: str) -> _Peer:
@@ -413,11 +466,32 @@ def _urls(base: str) -> dict[str, httpx.URL]:
     return {path: httpx.URL(base + path) for path in wire.ROUTES}
 
 
-def _read_all(response: httpx.Response, deadline: float) -> bytes:
+def _read_states(response: httpx.Response, timeout_s: float) -> Iterator[State]:
+    """The states of a stream.
+
+    Raises:
+        BranchError: more than `MAX_STATES_PER_S`.
+        httpx.TransportError: no line is complete within `timeout_s`, or the stream breaks off.
+        wire.BrokenLines: a line is too long, or incomplete.
+    """
+    since, num_states = time.monotonic(), 0
+    for raw_lines in wire.split_lines(_stream(response), wire.MAX_STATE_BYTES):
+        if not raw_lines:
+            continue
+        _set_read_timeout(response, timeout_s)
+        if (now := time.monotonic()) - since >= 1:
+            since, num_states = now, 0
+        num_states += len(raw_lines)
+        if num_states > MAX_STATES_PER_S:
+            raise BranchError("oversize", "The worker sends its state without end.", is_lie=True)
+        yield from map(usable_state, map(wire.decode_state, raw_lines))
+
+
+def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> bytes:
     """The body.
 
     Raises:
-        BranchError: it is longer than `MAX_TOKENIZE_BYTES`.
+        BranchError: it is longer than `max_bytes`.
         httpx.TransportError: it is not complete, a timeout at the deadline.
     """
     parts: list[bytes] = []
@@ -425,21 +499,31 @@ def _read_all(response: httpx.Response, deadline: float) -> bytes:
     for part in _stream(response):
         parts.append(part)
         num_bytes += len(part)
-        if num_bytes > MAX_TOKENIZE_BYTES:
-            raise BranchError("oversize", f"The worker sent more than {MAX_TOKENIZE_BYTES} bytes.", is_retryable=False)
+        if num_bytes > max_bytes:
+            detail = f"The worker sent more than {max_bytes} bytes."
+            raise BranchError("oversize", detail, is_retryable=False, is_lie=True)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
 
 
+def _connection_error(error: httpx.TransportError) -> BranchError:
+    return BranchError("broken", "The connection to the worker failed.", is_lie=isinstance(error, InvalidResponse))
+
+
+def _failure(line: Failed) -> BranchError:
+    """The error of a `failed` line. A code that is not listed says nothing, and would become a label of metrics."""
+    is_known = line.code in wire.FAILURE_CODES
+    return BranchError(line.code if is_known else "failed", shortened(line.detail), is_lie=not is_known)
+
+
 def _read_refusal(response: httpx.Response) -> BranchError:
     """The error in a response other than 200."""
-    body = b""
+    body = bytearray()
     for chunk in _stream(response):
         body += chunk
-        if len(body) > wire.MAX_LINE_BYTES:
-            break
-    # Another worker may know the key already, or still.
-    is_key_refused = response.status_code == httpx.codes.UNAUTHORIZED
-    is_retryable = is_key_refused or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR
-    code, detail = wire.read_refusal(response.status_code, body)
-    return BranchError(code, detail, is_retryable=is_retryable)
+        if len(body) > wire.MAX_REFUSAL_BYTES:
+            raise BranchError("oversize", "The worker sent more bytes than a refusal can have.", is_lie=True)
+    code, detail = wire.read_refusal(response.status_code, bytes(body))
+    # Another worker may know the key already, or still; and what is no refusal of the request may work there.
+    is_final = response.status_code < httpx.codes.INTERNAL_SERVER_ERROR and code in _FINAL_REFUSALS
+    return BranchError(code, shortened(detail), is_retryable=not is_final)

@@ -19,8 +19,9 @@ UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
 # A worker that has died is replaced and reports again within about 2 s; a stopped worker, about 10 s after its silence
 # was noticed, because gunicorn's timeout ends it. A slot that is down for longer is not expected to come back.
 MAX_DOWN_S = 15.0
-
-
+# A worker that was caught sending what cannot be true gets no branches for this time. Each trial after it costs the
+# branches of one batch a retry.
+ASIDE_S = 10.0
 # Each of several gateways has its share of a worker's batch, but room for a request where the batch has so much.
 MIN_SHARE = 3
 
@@ -37,6 +38,8 @@ class Entry:
         starting_pid: process id of the worker that started last and has not been warm, 0 for none.
         is_failing: a worker of the slot has died before it was warm. The next one will probably die too.
         is_leaving: gets no further branches, because its address is gone.
+        aside_until: `time.monotonic()` time until which the slot is set aside; 0: it is not.
+        aside_reason: what its worker has sent.
     """
 
     slot: Slot
@@ -48,17 +51,19 @@ class Entry:
     starting_pid: int = 0
     is_failing: bool = False
     is_leaving: bool = False
+    aside_until: float = 0.0
+    aside_reason: str = ""
 
     @property
     def index(self) -> int:
         return self.slot.index
 
     @property
-    def reported_state(self) -> State:
-        """The worker's state; a slot that leaves drains, whether its worker knows it or not."""
-        if self.is_leaving and self.state.state == "warm":
-            return msgspec.structs.replace(self.state, state="draining", reason="its address is gone")
-        return self.state
+    def is_aside(self) -> bool:
+        """Whether the slot is set aside now."""
+        if self.aside_until and self.aside_until <= time.monotonic():
+            self.aside_until = 0.0
+        return self.aside_until > 0
 
     @property
     def max_batch(self) -> int:
@@ -91,7 +96,19 @@ class SlotTable:
 
     @property
     def states(self) -> dict[int, State]:
-        return {index: entry.reported_state for index, entry in self.entries.items()}
+        return {index: self.reported_state(entry) for index, entry in self.entries.items()}
+
+    def reported_state(self, entry: Entry) -> State:
+        """The worker's state. A slot that leaves drains, and one that gets no branches because it is set aside is down,
+        whether its worker knows it or not."""
+        state = entry.state
+        if state.state != "warm":
+            return state
+        if entry.is_leaving:
+            return msgspec.structs.replace(state, state="draining", reason="its address is gone")
+        if entry.aside_until and entry not in self._usable(entry.slot.model):
+            return msgspec.structs.replace(state, state="down", reason=f"set aside for now: {entry.aside_reason}")
+        return state
 
     @property
     def in_flight(self) -> list[int]:
@@ -101,6 +118,14 @@ class SlotTable:
     @property
     def is_any_warm(self) -> bool:
         return any(entry.state.state == "warm" for entry in self.entries.values())
+
+    def set_aside(self, index: int, reason: str) -> bool:
+        """Give a slot no branches for `ASIDE_S`, unless its model has no other. Returns whether it was in use."""
+        entry = self.entries.get(index)  # a slot of another machine may have been removed
+        if entry is None or entry.is_aside:
+            return False
+        entry.aside_until, entry.aside_reason = time.monotonic() + ASIDE_S, reason
+        return True
 
     def add(self, slot: Slot) -> None:
         self.entries[slot.index] = Entry(slot)
@@ -130,17 +155,27 @@ class SlotTable:
         entry.earlier_peak, entry.peak = entry.peak, entry.in_flight
 
     def groups(self, model: str, revision: str | None = None) -> list[list[Entry]]:
-        """The warm slots of a model, those with the same weights in one list.
+        """The warm slots of a model that get branches, those with the same weights in one list.
 
         Args:
             revision: only slots with these weights; None: all.
         """
         groups: dict[str, list[Entry]] = {}
-        for entry in self._of(model):
-            state = entry.state
-            if state.state == "warm" and revision in {None, state.revision}:
-                groups.setdefault(state.revision, []).append(entry)
+        for entry in self._usable(model):
+            if revision in {None, entry.state.revision}:
+                groups.setdefault(entry.state.revision, []).append(entry)
         return list(groups.values())
+
+    def _usable(self, model: str) -> list[Entry]:
+        """The warm slots of a model without those set aside; with these, if all are.
+
+        So one request that makes every worker answer wrongly ends no service. Envoy's outlier detection does the same
+        (`max_ejection_percent`).
+        """
+        warm = [entry for entry in self._of(model) if entry.state.state == "warm"]
+        if not any(entry.aside_until for entry in warm):
+            return warm
+        return [entry for entry in warm if not entry.is_aside] or warm
 
     def is_expected(self, model: str, revision: str | None = None) -> bool:
         """Whether a slot of the model is warm, or will probably be soon: it starts, loads, or has just gone down.
@@ -150,17 +185,14 @@ class SlotTable:
         Args:
             revision: a warm slot counts only if it has these weights; None: all count.
         """
+        if any(revision in {None, entry.state.revision} for entry in self._usable(model)):
+            return True
         earliest = time.monotonic() - self._max_down_s
-        for entry in self._of(model):
-            state = entry.state
-            if state.state == "warm":
-                if revision in {None, state.revision}:
-                    return True
-            elif not entry.is_failing and (
-                state.state in {"starting", "loading"} or (_is_gone(state) and entry.down_since > earliest)
-            ):
-                return True
-        return False
+        return any(
+            entry.state.state in {"starting", "loading"} or (_is_gone(entry.state) and entry.down_since > earliest)
+            for entry in self._of(model)
+            if not entry.is_failing
+        )
 
     def describe(self, model: str) -> str:
         """How many slots of the model are in which state, for people."""

@@ -33,12 +33,19 @@ import httptools
 import httpx
 
 READ_BYTES = 1 << 16
+# Bytes of a response's head, and of what may come between two parts of its body: sizes and extensions of chunks,
+# trailers. A worker's head has 200 bytes.
+MAX_HEAD_BYTES = 1 << 16
 # Codes of OpenSSL's <openssl/x509_vfy.h>.
 _EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64
 
 
 class UntrustedPeer(httpx.ConnectError):
     """The peer's certificate was refused, or it does not speak TLS. It will be so until an operator acts."""
+
+
+class InvalidResponse(httpx.RemoteProtocolError):
+    """What the peer has sent is no response in HTTP/1.1, or has more than a response can have besides its body."""
 
 
 class Address(Protocol):
@@ -139,8 +146,10 @@ class Transport(httpx.BaseTransport):
         """Send the request and read the response's head; its body is read as the caller iterates.
 
         The request's `timeout` extension must have `connect`, `write` and `read` in seconds, none of them None.
-        `read` limits each read, and may be changed between the reads. The extension `hold`, if there is one, is called
-        with the socket of each connection before the request is sent by it.
+        `read` limits each read of the body, and all reads of the head together; `until` is the time of
+        `time.monotonic()` after which no further read of the body begins. Both may be changed between the reads. The
+        extension `hold`, if there is one, is called with the socket of each connection before the request is sent by
+        it.
 
         Raises:
             httpx.TransportError: unreachable, timed out, or not a response in HTTP/1.1. `UntrustedPeer` is one of them.
@@ -197,13 +206,26 @@ class Transport(httpx.BaseTransport):
         parser = _ResponseParser()
         try:
             connection.has_received = False
-            while not parser.is_head_complete:
-                parser.feed(connection.receive(timeout["read"]))
+            data = connection.receive(timeout["read"])
+            parser.feed(data)
+            if not parser.is_head_complete:
+                self._read_rest_of_head(connection, parser, timeout["read"], len(data))
         except BaseException:
             connection.close()
             raise
         stream = _BodyStream(self, connection, parser, timeout)
         return httpx.Response(parser.status, stream=stream, extensions={"network_stream": connection})
+
+    def _read_rest_of_head(
+        self, connection: _Connection, parser: _ResponseParser, timeout_s: float, num_bytes: int
+    ) -> None:
+        until = time.monotonic() + timeout_s
+        while not parser.is_head_complete:
+            if num_bytes > MAX_HEAD_BYTES:
+                raise InvalidResponse(f"The response's head is longer than {MAX_HEAD_BYTES} bytes.")
+            data = connection.receive(until - time.monotonic())
+            num_bytes += len(data)
+            parser.feed(data)
 
 
 class _BodyStream(httpx.SyncByteStream):
@@ -228,13 +250,21 @@ class _BodyStream(httpx.SyncByteStream):
             httpx.TransportError: the body is not complete.
         """
         assert self._connection is not None
+        num_bytes = 0  # since the last part of the body
         while True:
             if data := self._parser.take_body():
+                num_bytes = 0
                 yield data
             elif self._parser.is_complete:
                 return
+            elif num_bytes > MAX_HEAD_BYTES:
+                raise InvalidResponse("The response's chunks have more than their data.")
+            elif time.monotonic() >= self._timeout.get("until", math.inf):
+                raise httpx.ReadTimeout("The response was not complete in time.")
             else:
-                self._parser.feed(self._connection.receive(self._timeout["read"]))
+                data = self._connection.receive(self._timeout["read"])
+                num_bytes += len(data)
+                self._parser.feed(data)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -342,7 +372,7 @@ class _ResponseParser:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise httpx.RemoteProtocolError(f"Not a response in HTTP/1.1: {error}") from error
+            raise InvalidResponse(f"Not a response in HTTP/1.1: {error}") from error
 
     def take_body(self) -> bytes:
         """The part of the body that has been parsed since the last call."""

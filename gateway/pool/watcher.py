@@ -5,7 +5,8 @@ listening socket of a dead worker, so a connect would succeed and then wait.
 
 A worker that drains says so before it ends its stream, and finishes its branches. If the stream ends in any other way,
 or is silent, the branches in progress are ended too, so that they are retried elsewhere and do not wait for a stopped
-process until their deadline.
+process until their deadline. A stream of states that cannot be true ends like that, too, and is tried again after a
+while.
 
 Slots of other machines come and go with the addresses of their host names. A slot whose address is gone gets no further
 branches, finishes those that it has, and is removed.
@@ -27,6 +28,7 @@ from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.discovery import INTERVAL_S, Discovery, Resolver, resolve
+from gateway.pool.slot_table import ASIDE_S
 from shared.plan import Plan, Remote, Slot
 from shared.protocol import State
 from shared.settings import PoolUrl
@@ -146,7 +148,7 @@ class PoolWatcher:
         failures = FailureTotals()
         num_failures = 0  # attempts in a row without a worker that stays
         while True:
-            reason, code = "its worker closed the state stream", ""
+            reason, code, is_lie = "its worker closed the state stream", "", False
             last: State | None = None
             try:
                 with closing(self.clients[slot.index].states()) as states:
@@ -166,7 +168,7 @@ class PoolWatcher:
                         last = state
                         self._admission.update(slot.index, failures.added_to(state))
             except BranchError as error:
-                reason, code = error.detail, error.code
+                reason, code, is_lie = error.detail, error.code, error.is_lie
             if slot.remote is not None and self._remove_if_left(slot):
                 return
             # A worker that drains still answers, and ends each stream.
@@ -181,7 +183,11 @@ class PoolWatcher:
             else:
                 # A worker of this machine will be replaced, and its first reason says most.
                 self._admission.reexamine()
-            time.sleep(RECONNECT_S if slot.remote is None else _pause_s(code, num_failures))
+            if is_lie:
+                log.warning("slot_set_aside", slot=slot.index, code=code, reason=reason, seconds=ASIDE_S)
+                time.sleep(ASIDE_S)
+            else:
+                time.sleep(RECONNECT_S if slot.remote is None else _pause_s(code, num_failures))
 
     def _note_unreachable(self, slot: Slot, reason: str) -> None:
         state = self._admission.states()[slot.index]

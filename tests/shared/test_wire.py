@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shared import wire
-from shared.protocol import Accepted, Failed, State, TokenizeResponse
+from shared.protocol import ENGINE_FAILURES, MAX_TYPED_TOKENS, Accepted, Failed, State, TokenizeResponse
 from tests.workers.helpers import run_python
+from workers.engine.failures import EngineFailure
+from workers.text.token_healing import MAX_FORCED_BYTES
 
 LOCAL = b"POST /generate HTTP/1.1\r\nHost: slot\r\nContent-Length: 12\r\nX-Request-Id: r-1\r\n\r\n"
 REMOTE = (
@@ -96,3 +98,25 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
     assert [run_python(program).returncode for _ in range(5)] == [0] * 5
+
+
+def test_token_healing_types_no_more_tokens_than_the_protocol_has() -> None:
+    assert MAX_FORCED_BYTES == MAX_TYPED_TOKENS  # a token has a byte at least
+
+
+def test_every_kind_of_failure_of_an_engine_is_a_listed_code() -> None:
+    failures: list[type[EngineFailure]] = [EngineFailure, *EngineFailure.__subclasses__()]
+    kinds = {failure.kind for failure in failures}
+    assert kinds == ENGINE_FAILURES
+
+
+@pytest.mark.parametrize(("limits", "is_valid"), [((5, 12), True), ((4, 12), False), ((5, 11), False)])
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_lines_and_all_lines_have_a_limit(limits: tuple[int, int], is_valid: bool, size: int) -> None:
+    body = b"aaaaa\nbbbbb\n"
+    chunks = [body[at : at + size] for at in range(0, len(body), size)]
+    if is_valid:
+        assert [line for batch in wire.split_lines(chunks, *limits) for line in batch] == [b"aaaaa", b"bbbbb"]
+    else:
+        with pytest.raises(wire.BrokenLines, match="more bytes"):
+            list(wire.split_lines(chunks, *limits))

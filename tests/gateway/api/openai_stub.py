@@ -14,14 +14,14 @@ from tests.gateway.api.conftest import Api
 from tests.gateway.generation.stubs import Step, make_done
 
 N_CTX, VOCAB_SIZE = 1024, 500  # of the stub pool's model
-NAMES = {1008: "token_id:1008"}
+NAMES = {408: "token_id:408"}
 
 
 def words(request: GenerateRequest) -> Iterator[Step]:
     """Completes with ` w<seed>` and further words; each is a token, as is each word or id of the prompt.
 
-    The log-probability of token `k`, from 1, is `-k`, plus a hundredth of the seed's last digit. Two tokens, 1007 and
-    1008, have the same text, so the second has a name. At temperature 0 the model ends the text.
+    The log-probability of token `k`, from 1, is `-k`, plus a hundredth of the seed's last digit. Two tokens, 407 and
+    408, have the same text, so the second has a name. At temperature 0 the model ends the text.
     """
     ids = request.prompt_ids if request.prompt_ids is not None else list(range(len((request.prompt or "").split())))
     prompt = [f"<{id_}>" for id_ in ids] if request.prompt is None else [f"{word} " for word in request.prompt.split()]
@@ -30,7 +30,7 @@ def words(request: GenerateRequest) -> Iterator[Step]:
     yield Accepted()
 
     def top(k: int) -> list[Top]:
-        return [Top(1007, " top", -k / 2), Top(1008, " top", -k)][: request.logprobs]
+        return [Top(407, " top", -k / 2), Top(408, " top", -k)][: request.logprobs]
 
     def logprob(k: int) -> float:
         return -k + request.seed % 10 / 100

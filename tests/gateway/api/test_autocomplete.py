@@ -161,11 +161,11 @@ def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: Make
 def test_without_cleaning_completions_are_answered_as_the_model_made_them(make_api: MakeApi) -> None:
     text = " the sea the sea the sea the sea the sea, an"
     api = make_api(lambda request: completion(request, text, finish_reason="length"))
-    body = api.complete(clean=False, length=1, n_samples=2).json
+    body = api.complete(clean=False, length=12, n_samples=2).json
     assert [sentence["value"] for sentence in body["sentences"]] == [text, text]
     assert (body["partial"], body["errors"]) == (False, [])
     calls = api.pool.workers[0].calls
-    assert [(call.heal, call.sampling.max_new_tokens) for call in calls] == [(False, 1)] * 2
+    assert [(call.heal, call.sampling.max_new_tokens) for call in calls] == [(False, 12)] * 2
 
 
 def test_a_drawn_seed_is_reported_differs_and_repeats_the_answer(make_api: MakeApi) -> None:
@@ -247,9 +247,9 @@ def test_max_time_limits_the_workers_and_returns_what_is_ready(make_api: MakeApi
 
 
 def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: MakeApi) -> None:
-    response = make_api(lambda _: [Accepted(), Failed(code="engine_error", detail="Out of memory.")]).complete()
+    response = make_api(lambda _: [Accepted(), Failed(code="device_error", detail="Out of memory.")]).complete()
     assert (response.status_code, response.json["code"]) == (503, "no_completion")
-    assert response.json["detail"] == "Generation failed. engine_error: Out of memory. Try again."
+    assert response.json["detail"] == "Generation failed. device_error: Out of memory. Try again."
     assert 1 <= int(response.headers["retry-after"]) <= 3
 
 

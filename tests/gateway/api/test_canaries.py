@@ -27,7 +27,7 @@ def respond(request: GenerateRequest) -> Iterator[Step]:
     kinds: list[Iterable[Step]] = [
         [Refusal(500, "internal_error")],
         [Accepted(), Break()],
-        [Accepted(), Failed(code="engine_error", detail=f"It failed at {request.prompt}.")],
+        [Accepted(), Failed(code="device_error", detail=f"It failed at {request.prompt}.")],
     ]
     kind = request.seed % 12
     yield from kinds[kind] if kind < 3 else three_texts(request)

@@ -90,7 +90,8 @@ def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(a
 def test_the_completions_before_a_suffix_are_in_the_order_of_their_fits(make_api: MakeApi) -> None:
     def fills(request: GenerateRequest) -> Iterator[Step]:
         yield Accepted()
-        yield make_done([f" w{request.seed}", " x"], text=f" w{request.seed}", fit=float(request.seed % 10))
+        text = f" w{request.seed}"
+        yield make_done([text, " x"], text=text, ends=[len(text)] * 2, fit=float(request.seed % 10))
 
     api = make_api(fills)
     answer = complete(api, suffix=" the end", n=3)

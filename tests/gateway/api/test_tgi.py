@@ -27,7 +27,8 @@ def tokens_then(*texts: tuple[str, str], text: str, finish_reason: str) -> Respo
     def answer(request: GenerateRequest) -> Iterator[Step]:
         yield Accepted()
         for number, (delta, own) in enumerate(texts):
-            yield Token(text=delta, token_id=number, logprob=-1.0, token_text=own, tops=[Top(number, own, -1.0)])
+            tops = [Top(number, own, -1.0)][: request.logprobs]
+            yield Token(text=delta, token_id=number, logprob=-1.0, token_text=own, begin=2 * number, tops=tops)
         yield make_done(
             [own for _, own in texts],
             text=text,
@@ -43,7 +44,7 @@ def tokens_then(*texts: tuple[str, str], text: str, finish_reason: str) -> Respo
 def tokenize(text: str) -> TokenizeResponse:
     if not text:
         return TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=1024, eos_id=0)
-    return TokenizeResponse(ids=[7, 8], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
+    return TokenizeResponse(ids=[7, 8], texts=["a", " b"], ends=[1, len(text)], n_ctx=1024, eos_id=0)
 
 
 def generate(api: Api, path: str = "/generate", **parameters: Any) -> testing.Result:

@@ -90,7 +90,6 @@ def make_done(texts: Sequence[str], **fields: Any) -> Done:
         "token_ids": list(range(len(texts))),
         "logprobs": [-1.0] * len(texts),
         "ends": list(accumulate(map(len, texts))),
-        "begins": list(accumulate(map(len, texts[:-1]), initial=0))[: len(texts)],
         "num_kept_tokens": len(texts),
         "finish_reason": "eos",
         "num_prompt_tokens": 4,
@@ -99,24 +98,40 @@ def make_done(texts: Sequence[str], **fields: Any) -> Done:
         "prefill_ms": 1.0,
         "decode_ms": 2.0,
     }
+    if fields.get("token_texts") is not None:
+        defaults["begins"] = list(accumulate(map(len, texts[:-1]), initial=0))[: len(texts)]
     return Done(**(defaults | fields))
 
 
 def completion(
     request: GenerateRequest, text: str, *, logprob: float = -1.0, finish_reason: str = "eos"
 ) -> Iterator[GenerateLine]:
-    """What a worker sends for a completion."""
+    """What a worker sends for a completion: of the text, as many tokens as are requested."""
     yield Accepted()
-    texts = token_texts(text)
+    texts = token_texts(text)[: request.sampling.max_new_tokens]
+    has_scores = request.logprobs is not None
+    tops = [[Top(0, token_text, logprob)][: request.logprobs] for token_text in texts]
     if request.stream:
         for token_id, token_text in enumerate(texts):
-            yield Token(text=token_text, token_id=token_id, logprob=logprob)
+            line = Token(text=token_text, token_id=token_id, logprob=logprob)
+            if has_scores:
+                line.token_text, line.begin, line.tops = token_text, len("".join(texts[:token_id])), tops[token_id]
+            yield line
+    prompt = token_texts(request.prompt or "")
+    echo = {
+        "prompt_text": "".join(prompt),
+        "prompt_ids": list(range(len(prompt))),
+        "prompt_token_texts": prompt,
+        "prompt_ends": list(accumulate(map(len, prompt))),
+        "num_prompt_tokens": len(prompt),
+    }
     yield make_done(
         texts,
         logprobs=[logprob] * len(texts),
         finish_reason=finish_reason,
-        token_texts=None if request.logprobs is None else texts,
-        tops=None if request.logprobs is None else [[Top(0, token_text, logprob)] for token_text in texts],
+        token_texts=texts if has_scores else None,
+        tops=tops if has_scores else None,
+        **(echo if request.echo else {}),
     )
 
 

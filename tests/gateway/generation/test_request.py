@@ -86,6 +86,17 @@ def test_an_event_that_arrives_within_the_grace_is_returned() -> None:
     assert context.next_event() is not None
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_queue_that_is_never_empty_ends_with_the_deadline(is_streamed: bool) -> None:
+    context = RequestContext(make_spec(timeout_s=0.2, is_streamed=is_streamed))
+    context.deliver(TOKENS)
+    while context.next_event() is not None:
+        context.deliver(TOKENS)
+    assert time.monotonic() >= context.spec.deadline + COLLECT_GRACE_S
+    context.deliver(TOKENS)
+    assert context.next_event() is None
+
+
 def test_cancellation_wakes_every_waiting_thread() -> None:
     context = RequestContext(make_spec(timeout_s=60))
     threads = [threading.Thread(target=context.next_event), threading.Thread(target=context.pause, args=(60,))]

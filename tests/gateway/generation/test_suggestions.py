@@ -83,7 +83,7 @@ def breaks_after(text: str, is_received: threading.Event) -> Respond:
         for token_text in token_texts(text):
             yield Token(text=token_text, token_id=0, logprob=-1.0)
         assert is_received.wait(5)
-        yield Failed(code="engine_error", detail="d")
+        yield Failed(code="device_error", detail="d")
 
     return respond
 
@@ -136,13 +136,13 @@ def test_replacements_are_bounded(make_pool: MakePool) -> None:
 
 def test_failed_branches_are_not_replaced(make_pool: MakePool) -> None:
     def respond(request: GenerateRequest) -> Iterator[Step]:
-        failed: list[Step] = [Accepted(), Failed(code="engine_error", detail="d")]
+        failed: list[Step] = [Accepted(), Failed(code="device_error", detail="d")]
         yield from failed if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
 
     pool = make_pool(respond)
     context, outputs = outputs_of(pool)
     result = final(outputs)
-    assert [(failure.branch, failure.code) for failure in result.failures] == [(0, "engine_error")]
+    assert [(failure.branch, failure.code) for failure in result.failures] == [(0, "device_error")]
     assert (len(result.suggestions), result.is_partial, context.num_top_ups) == (2, True, 0)
 
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.pool import client as client_module
-from gateway.pool.client import STATE_SILENCE_S, BranchError, SlotClient
+from gateway.pool.client import MAX_STATES_PER_S, STATE_SILENCE_S, BranchError, SlotClient
 from shared.plan import Slot
 from shared.protocol import (
     Accepted,
@@ -27,7 +28,7 @@ from shared.protocol import (
     TokenizeResponse,
     Top,
 )
-from shared.wire import MAX_LINE_BYTES
+from shared.wire import MAX_LINE_BYTES, MAX_REFUSAL_BYTES, MAX_STATE_BYTES
 from tests.gateway.pool.helpers import (
     DONE,
     END,
@@ -42,6 +43,7 @@ from tests.gateway.pool.helpers import (
 )
 
 ACK_S = 0.2
+REQUEST = GenerateRequest(prompt="a", stream=True)
 TOKEN = Token(text="x", token_id=1, logprob=-1.0)
 
 
@@ -57,7 +59,7 @@ def worker(path: Path, answer: Answer, *, ack_s: float = 5.0) -> Iterator[tuple[
 
 
 def read_lines(client: SlotClient, *, attempt: int = 1, timeout_s: float = 5.0) -> list[Token | Done]:
-    call = client.call(GenerateRequest(prompt="a"), time.monotonic() + timeout_s, attempt)
+    call = client.call(REQUEST, time.monotonic() + timeout_s, attempt)
     return [line for batch in call.lines() for line in batch]
 
 
@@ -91,10 +93,38 @@ def ask_state(client: SlotClient) -> object:
 
 
 def tokenize(client: SlotClient) -> object:
-    return client.tokenize("a", 5.0).result()
+    return client.tokenize("a b", 5.0).result()
 
 
 TOKENS = TokenizeResponse(ids=[5, 6], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0)
+WRONG_TOKENS = [
+    msgspec.structs.replace(TOKENS, **change)
+    for change in (
+        {"ids": [5]},
+        {"texts": ["a"]},
+        {"ends": [1, 2]},
+        {"ends": [3, 1]},
+        {"ids": [-5, 6]},
+        {"n_ctx": -5},
+        {"eos_id": -1},
+        {"eos_token": "x" * 1100},
+    )
+]
+OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"n_ctx": -5},
+    {"n_ctx": 10**9},
+    {"vocab_size": -1},
+    {"max_batch": -1},
+    {"max_batch": 10**9},
+    {"num_gateways": -1},
+    {"ms_per_token": -1.0},
+    {"ms_per_token": 1e300},
+    {"progress": 2.0},
+    {"pid": -1},
+    {"counters": {"restarts": -1}},
+    {"counters": {"restarts": 1e300}},
+    {"revision": "r" * 2000},
+]
 FULL = b'{"code":"slot_full","detail":"full"}'
 
 
@@ -108,13 +138,27 @@ FULL = b'{"code":"slot_full","detail":"full"}'
         (read_lines, [HEAD, line(Accepted()), chunk(b'{"event": "done"}\n'), END], "garbage"),
         (read_lines, [HEAD, chunk(b'{"event": "secret"}\n'), END], "garbage"),
         (read_lines, [HEAD, line(Accepted()), chunk(b"x" * (MAX_LINE_BYTES + 1)), END], "oversize"),
-        (read_lines, [HEAD, line(Failed(code="engine_error", detail="d")), END], "engine_error"),
+        (read_lines, [HEAD, line(Failed(code="device_error", detail="d")), END], "device_error"),
+        (read_lines, [HEAD, line(Failed(code="new", detail="d")), END], "failed"),
+        (read_lines, [HEAD, line(Accepted()), *[line(TOKEN)] * 21], "garbage"),
+        (read_lines, [HEAD, line(Accepted()), chunk(b"[" * 20_000 + b"\n"), END], "garbage"),
+        (read_lines, [HEAD, line(Accepted()), chunk(b'{"event":"done","text":"\xff"}\n'), END], "garbage"),
+        (read_lines, [HEAD, line(Accepted()), *[line(Accepted())] * 50_000], "oversize"),
+        (read_lines, [b"HTTP/1.1 200 OK\r\n", b"X: secret\r\n" * 10_000], "broken"),
+        (read_lines, [HEAD, b"1;" + b"secret" * 50_000], "broken"),
         (read_lines, [b"SSH-2.0-OpenSSH\r\n"], "broken"),
         (read_lines, [response(FULL[:-1], 503)], "refused"),
         (read_lines, [response(FULL, 503)], "slot_full"),
         (read_lines, [response(b"boom", 500)], "refused"),
+        (read_lines, [response(b'{"code":"new","detail":"d"}', 503)], "refused"),
+        (read_lines, [response(b'{"code":["slot_full"],"detail":{}}', 503)], "refused"),
+        (read_lines, [response(b"[" * 20_000, 503)], "refused"),
+        (read_lines, [response(b"x" * (MAX_REFUSAL_BYTES + 1), 503)], "oversize"),
         (watch, [HEAD, line(State(state="warm"))], "unreachable"),
         (watch, [HEAD, line(State(state="warm")), chunk(b'{"state": "asleep"}\n'), END], "garbage"),
+        (watch, [HEAD, *[line(State(state="warm"))] * (MAX_STATES_PER_S + 1)], "oversize"),
+        (watch, [HEAD, line(State(state="warm", model="m" * MAX_STATE_BYTES))], "oversize"),
+        *((watch, [HEAD, line(State(state="warm", **range_)), END], "garbage") for range_ in OUT_OF_RANGE),
         (watch, [response(b"", 404)], "refused"),
         (ask_state, [HEAD + END], "broken"),
         (tokenize, [], "broken"),
@@ -122,6 +166,7 @@ FULL = b'{"code":"slot_full","detail":"full"}'
         (tokenize, [response(msgspec.json.encode(TOKENS))[:-3]], "broken"),
         (tokenize, [response(b'{"ids": [1]}')], "garbage"),
         (tokenize, [response(b"x" * 3000)], "oversize"),
+        *((tokenize, [response(msgspec.json.encode(tokens))], "garbage") for tokens in WRONG_TOKENS),
         (tokenize, [response(b'{"code":"not_ready","detail":"d"}', 503)], "not_ready"),
         (tokenize, [response(b'{"code":"invalid_request","detail":"d"}', 422)], "invalid_request"),
     ],
@@ -190,7 +235,7 @@ def test_abort_ends_every_call_of_the_slot_with_its_reason(short_path: Path) -> 
         connection.recv(1)
 
     with worker(short_path, answer) as (client, _), ThreadPoolExecutor() as pool:
-        calls = [client.call(GenerateRequest(prompt="a"), time.monotonic() + 30, attempt=5).lines() for _ in range(3)]
+        calls = [client.call(REQUEST, time.monotonic() + 30, attempt=5).lines() for _ in range(3)]
         assert [next(lines) for lines in calls] == [[TOKEN]] * 3
         ends = [pool.submit(next, lines) for lines in calls]
         client.abort_calls(BranchError("slot_lost", "Its worker was lost."))
@@ -271,6 +316,42 @@ def test_tokens_of_a_text(short_path: Path) -> None:
     assert msgspec.json.decode(body, type=TokenizeRequest) == TokenizeRequest(text="a 🦉")
 
 
+@pytest.mark.parametrize(
+    ("beginning", "code"),
+    [(b"HTTP/1.1 200 OK\r\nX: ", "not_acknowledged"), (HEAD + line(Accepted()) + b"1;", "timeout")],
+    ids=["head", "chunk"],
+)
+def test_a_call_ends_in_time_even_if_bytes_keep_coming(
+    short_path: Path, beginning: bytes, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not the next line, so no silence shows it."""
+    monkeypatch.setattr(client_module, "STATE_SILENCE_S", 0.2)
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(beginning)
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.01)
+
+    with worker(short_path, drip, ack_s=0.5) as (client, _), pytest.raises(BranchError) as caught:
+        read_lines(client, timeout_s=0.5)
+    assert caught.value.code == code
+
+
+def test_a_state_stream_without_whole_lines_is_silent(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "STATE_SILENCE_S", 0.3)
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(HEAD + line(State(state="warm")))
+        while True:
+            connection.sendall(chunk(b" "))
+            time.sleep(0.01)
+
+    with worker(short_path, drip) as (client, _), pytest.raises(BranchError) as caught:
+        list(client.states())
+    assert caught.value.code == "unreachable"
+
+
 def test_tokenize_ends_at_its_time_limit_even_if_bytes_keep_coming(short_path: Path) -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 X\r\nContent-Length: 999\r\n\r\n")
@@ -290,10 +371,17 @@ def test_the_largest_line_that_a_worker_can_send_is_read(short_path: Path) -> No
     top = [Top(50256, "\\" * 128, -12.345678901234567)] * 20
     largest = msgspec.structs.replace(
         DONE,
+        token_texts=[" it"],
+        begins=[0],
+        tops=[[]],
+        num_prompt_tokens=1024,
+        prompt_text="\\" * 128 * 1024,
         prompt_ids=[50256] * 1024,
+        prompt_ends=[128 * (k + 1) for k in range(1024)],
         prompt_token_texts=["\\" * 128] * 1024,
-        prompt_logprobs=[-12.345678901234567] * 1024,
+        prompt_logprobs=[None, *[-12.345678901234567] * 1023],
         prompt_tops=[None, *[top] * 1023],
     )
+    request = GenerateRequest(prompt_ids=[50256] * 1024, echo=True, logprobs=20)
     with worker(short_path, sends(HEAD, line(Accepted()), line(largest), END)) as (client, _):
-        assert read_lines(client) == [largest]
+        assert list(client.call(request, time.monotonic() + 5, vocab_size=50257).lines()) == [[largest]]
