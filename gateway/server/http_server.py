@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
@@ -53,6 +53,7 @@ from shared.errors import (
     UrlTooLong,
 )
 from shared.masters.leases import Leases
+from shared.masters.worker_life import LifePhase, WorkerLife
 from shared.settings import Settings
 from shared.sockets import ONESHOT, Poller
 
@@ -97,8 +98,9 @@ _PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=lam
 
 
 class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """`gunicorn.conf.py` sets `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
+    """`gunicorn.conf.py` sets `life`, `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
 
+    life: WorkerLife
     leases: Leases
     slot_index: int  # its place in the leases
     settings: Settings
@@ -116,7 +118,6 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
         self._ready: deque[Connection] = deque()  # they wait for a thread
         self._ready_pipelining: deque[Connection] = deque()
-        self._is_warm = False
         self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
         self._is_listening = True
@@ -134,10 +135,16 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._check_threads = CallThreads("check", MAX_CHECKING)
         try:
             super().init_process()  # returns when the worker stops
+        except Exception as error:
+            log.error("unhandled_exception", exc_info=error)
+            raise
         finally:
             # An interpreter that exits would stop these threads anywhere.
             if self._num_answering or self._num_checking:
                 os._exit(0)
+
+    def init_signals(self) -> None:
+        """Leave signals to `life`."""
 
     def load_wsgi(self) -> None:
         super().load_wsgi()
@@ -165,6 +172,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 "max_descriptors": ("Limit of open file descriptors", lambda: soft),
             }
         )
+        self.life.load(partial(self.method_queue.defer, lambda: None))
 
     def _derive_limits(self) -> None:
         """How many connections may be open and how many requests may be answered, so that descriptors suffice."""
@@ -193,6 +201,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._accept(listeners[descriptor], now)
                 elif (connection := self._connections.get(descriptor)) is not None:
                     self._advance(connection, now)
+            if self.life.must_drain:
+                self._begin_drain()
             if now >= sweep_at:
                 sweep_at = now + POLL_S
                 self.notify()
@@ -203,6 +213,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._begin_stop(now - self.settings.server.drain_s)
         for connection in list(self._connections.values()):
             connection.abort()
+        self.life.end()
         self.wsgi.end_stop(JOBS_STOP_S)
 
     def _is_finished(self, now: float) -> bool:
@@ -533,11 +544,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # Starting and stopping.
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """TERM. After a reload, the successor already accepts: there is nothing to drain."""
+    def _begin_drain(self) -> None:
+        """Act on TERM. After a reload, the successor already accepts: there is nothing to drain."""
+        assert self.life.term_at is not None
         is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
-        drained_s = self.settings.server.drain_s if is_replaced else 0.0
-        self.method_queue.defer(self._begin_stop, time.monotonic() - drained_s)
+        self._begin_stop(self.life.term_at - (self.settings.server.drain_s if is_replaced else 0.0))
 
     def _begin_stop(self, began_at: float) -> None:
         """
@@ -546,13 +557,15 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """
         if self._stop_began_at is None:
             self._stop_began_at = began_at
+            self.life.drain(self.settings.server.grace_s)
             self.wsgi.begin_stop()
             self.alive = False  # responses now close their connections
 
     def _report_warm(self) -> None:
         """Report this worker as ready, which stops its predecessor."""
-        if not self._is_warm and (self.wsgi.has_warm_slot or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
-            self._is_warm = True
+        is_late = time.monotonic() - self._started_at > MAX_WARM_WAIT_S
+        if self.life.phase is LifePhase.LOADING and (self.wsgi.has_warm_slot or is_late):
+            self.life.warm()
             self.leases.mark_warm(self.slot_index, self.age)
 
     def _report_activity(self) -> None:
