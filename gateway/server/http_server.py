@@ -118,9 +118,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
         self._ready: deque[Connection] = deque()  # they wait for a thread
         self._ready_pipelining: deque[Connection] = deque()
-        self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
-        self._is_listening = True
+        self._listening_ended_at: float | None = None
+        self._is_replaced = False
         self._is_cancelled = False
         self._num_evicted = 0
         self._num_reported = 0
@@ -172,6 +172,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 "max_descriptors": ("Limit of open file descriptors", lambda: soft),
             }
         )
+        self._started_at = time.monotonic()
         self.life.load(partial(self.method_queue.defer, lambda: None))
 
     def _derive_limits(self) -> None:
@@ -188,7 +189,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._poller.register(self.method_queue.fileno(), select.POLLIN)
         for listener in self.sockets:
             listener.setblocking(False)
-            self._poller.register(listener.fileno(), select.POLLIN)
+        # While a predecessor serves, it takes the connections: this process knows no slot yet.
+        self._is_accepting = len(self.leases.holders(self.slot_index)) <= 1
+        if self._is_accepting:
+            self._open_listeners()
         listeners = {listener.fileno(): listener for listener in self.sockets}
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
@@ -222,19 +226,23 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return False
         elapsed = now - self._stop_began_at
         drain_s = min(self.settings.server.drain_s, self.settings.server.grace_s / 2)
-        if self._is_listening and elapsed >= drain_s:
+        if self._listening_ended_at is None and elapsed >= drain_s:
             self._close_listeners(now)
-        if not self._is_listening and elapsed >= drain_s + IDLE_LINGER_S:
-            self._end_unaccepted(now)
+        if self._listening_ended_at is not None and now >= self._listening_ended_at + IDLE_LINGER_S:
+            self._end_unaccepted(now, elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S)
         if elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
             self.wsgi.cancel_all(ShuttingDown("The server is shutting down; send the request again."))
-        is_done = not self._is_listening and not self._connections
+        is_done = self._listening_ended_at is not None and not self._connections
         return is_done or elapsed >= self.settings.server.grace_s - EXIT_MARGIN_S
 
-    def _end_unaccepted(self, now: float) -> None:
-        """End connections that wait for their client during a stop; requests that are being answered stay."""
+    def _end_unaccepted(self, now: float, is_last_moment: bool) -> None:
+        """End connections that wait for their client during a stop; requests that are being answered stay, and what has
+        arrived is read first. After a reload there is time for requests that arrive slowly."""
         for connection in list(self._connections.values()):
+            if connection.phase in {Phase.IDLE, Phase.READING, Phase.HANDSHAKE} and not is_last_moment:
+                if connection.has_arrived or (self._is_replaced and connection.phase is not Phase.IDLE):
+                    continue
             if connection.has_unsent or connection.phase in {Phase.FLUSHING, Phase.LINGERING}:
                 if now - connection.since > IDLE_LINGER_S / 2 and connection.phase is not Phase.ANSWERING:
                     self._close(connection)
@@ -547,8 +555,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _begin_drain(self) -> None:
         """Act on TERM. After a reload, the successor already accepts: there is nothing to drain."""
         assert self.life.term_at is not None
-        is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
-        self._begin_stop(self.life.term_at - (self.settings.server.drain_s if is_replaced else 0.0))
+        self._is_replaced = (
+            self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
+        )
+        self._begin_stop(self.life.term_at - (self.settings.server.drain_s if self._is_replaced else 0.0))
 
     def _begin_stop(self, began_at: float) -> None:
         """
@@ -566,6 +576,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         is_late = time.monotonic() - self._started_at > MAX_WARM_WAIT_S
         if self.life.phase is LifePhase.LOADING and (self.wsgi.has_warm_slot or is_late):
             self.life.warm()
+            if not self._is_accepting:
+                self._is_accepting = True
+                self._open_listeners()
             self.leases.mark_warm(self.slot_index, self.age)
 
     def _report_activity(self) -> None:
@@ -581,13 +594,18 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             with suppress(BlockingIOError, BrokenPipeError):  # full, or the supervisor is gone
                 os.write(self.activity_fd, b".")
 
-    def _close_listeners(self, now: float) -> None:
-        """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""
-        self._is_listening = False
+    def _open_listeners(self) -> None:
         for listener in self.sockets:
-            while self._accept(listener, now):
+            self._poller.register(listener.fileno(), select.POLLIN)
+
+    def _close_listeners(self, now: float) -> None:
+        """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog. Those
+        of a predecessor that serves are left to it."""
+        self._listening_ended_at = now
+        for listener in self.sockets:
+            while self._is_accepting and self._accept(listener, now):
                 pass
-            with suppress(OSError):
+            with suppress(OSError, KeyError):
                 self._poller.unregister(listener.fileno())
             listener.close()
 
