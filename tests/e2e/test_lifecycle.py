@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import psutil
 import pytest
 import safetensors.torch
 
+from shared.masters.run_directory import MARKER_FILE
+from shared.plan import PLAN_LOCK_FILE
 from tests.chaos.http_client import completion_request, exchange, find_fault
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Jitter
@@ -123,6 +126,102 @@ def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, dire
         until(partial(are_gone, before), 20, "the old workers stopped")
     assert {role: tercet.processes()[role][0] for role in masters} == masters
     assert 'tercet_slot_reloads_total{outcome="failed",slot="0"}' in tercet.client.get("/metrics").text
+
+
+def make_marker_absent(tercet: Tercet) -> Callable[[], object]:
+    marker = tercet.run_dir / MARKER_FILE
+    hidden = marker.rename(marker.with_suffix(".hidden"))
+    return partial(hidden.rename, marker)
+
+
+def make_directory_writable_by_others(tercet: Tercet) -> Callable[[], object]:
+    tercet.run_dir.chmod(0o777)
+    return partial(tercet.run_dir.chmod, 0o700)
+
+
+def make_plan_lock_unusable(tercet: Tercet) -> Callable[[], object]:
+    lock = tercet.run_dir / PLAN_LOCK_FILE
+    lock.unlink()
+    lock.mkdir()
+    return lock.rmdir
+
+
+CAUSES = (make_marker_absent, make_directory_writable_by_others, make_plan_lock_unusable)
+
+
+@pytest.mark.parametrize("make_refused", CAUSES)
+def test_a_death_after_a_refused_reload_is_healed_as_before(
+    tercet: Tercet, make_refused: Callable[[Tercet], Callable[[], object]]
+) -> None:
+    """While the cause persists. A master that the refusal had changed would end with the worker's replacement."""
+    masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
+    restore = make_refused(tercet)
+    try:
+        reload_all_slots(tercet, masters["workers"], "failed")
+        reload_all_slots(tercet, masters["gateway"], "failed", num_slots=1)
+        victim, sibling = worker_pids(tercet)
+        with loaded(tercet):
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: victim not in worker_pids(tercet), 60, "the worker is replaced")
+        assert worker_pids(tercet)[1] == sibling
+        [gateway] = tercet.processes()["gateway"][1:]
+        gateway.kill()
+        until(lambda: not gateway.is_running() and tercet.slots(), 60, "the gateway is replaced")
+    finally:
+        restore()
+    assert {role: tercet.processes()[role][0] for role in masters} == masters
+    with loaded(tercet):  # the next reload works as ever
+        reload_all_slots(tercet, masters["workers"], "succeeded")
+        reload_all_slots(tercet, masters["gateway"], "succeeded", num_slots=1)
+
+
+def imports_torch(process: psutil.Process) -> bool:
+    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+MOMENTS: dict[str, Callable[[Tercet, psutil.Process], bool]] = {
+    "forked": lambda _tercet, _process: True,
+    "importing": lambda _tercet, process: imports_torch(process),
+    "loading": lambda tercet, process: process.pid in {slot["pid"] for slot in tercet.slots()},
+    "warm": lambda tercet, process: process.pid in {s["pid"] for s in tercet.slots() if s["state"] == "warm"},
+}
+
+
+def test_term_ends_one_worker_at_any_moment_of_its_start_and_nothing_else(tercet: Tercet) -> None:
+    """tests/shared/masters/test_worker_life.py has the other signals."""
+    master = tercet.processes()["workers"][0]
+    victim, sibling = worker_pids(tercet)
+    with loaded(tercet):
+        for moment, is_there in MOMENTS.items():
+            os.kill(victim, signal.SIGKILL)
+            known = {victim, sibling}
+            new = until(lambda known=known: [c for c in master.children() if c.pid not in known], 30, "a replacement")[0]
+            until(partial(is_there, tercet, new), 60, moment)
+            new.terminate()
+            assert psutil.wait_procs([new], timeout=30)[1] == [], moment
+            assert tercet.processes()["workers"][0] == master, moment
+            victim = worker_pids(tercet)[0]
+            assert worker_pids(tercet)[1] == sibling, moment
+
+
+def test_a_storm_of_hups_is_two_reloads_and_leaves_one_process_per_slot(tercet: Tercet) -> None:
+    masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
+    num_slots = {"workers": 2, "gateway": 1}
+    num_before = len(tercet.events("reload_finished"))
+
+    def num_children() -> dict[str, int]:
+        return {role: len(master.children()) for role, master in masters.items()}
+
+    with loaded(tercet):
+        for _ in range(40):
+            tercet.process.send_signal(signal.SIGHUP)
+            found = num_children()
+            assert all(found[role] <= 2 * number for role, number in num_slots.items()), found
+            time.sleep(0.05)
+        until(lambda: len(tercet.events("reload_finished")) >= num_before + 6, 120, "two reloads of three slots")
+        until(lambda: num_children() == num_slots, 60, "one process per slot")
+    outcomes = [event["outcome"] for event in tercet.events("reload_finished")[num_before:]]
+    assert outcomes == 6 * ["succeeded"]
 
 
 def test_a_rolling_change_of_model_fails_no_request_and_mixes_no_answer(tercet: Tercet, directory: Path) -> None:
