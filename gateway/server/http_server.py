@@ -555,9 +555,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _begin_drain(self) -> None:
         """Act on TERM. After a reload, the successor already accepts: there is nothing to drain."""
         assert self.life.term_at is not None
-        self._is_replaced = (
-            self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
-        )
+        self._is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
         self._begin_stop(self.life.term_at - (self.settings.server.drain_s if self._is_replaced else 0.0))
 
     def _begin_stop(self, began_at: float) -> None:

@@ -17,13 +17,11 @@ import psutil
 import pytest
 import safetensors.torch
 
-from shared.masters.run_directory import MARKER_FILE
-from shared.plan import PLAN_LOCK_FILE
 from tests.chaos.http_client import completion_request, exchange, find_fault
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Jitter
 from tests.e2e.harness import ROOT, Tercet, running, until
-from tests.e2e.lifecycle import NUM_CLIENTS, loaded, start_behind, wait_for_start
+from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, Refusal, loaded, start_behind, wait_for_start
 
 GREEDY: dict[str, Any] = {"temperature": 0, "length": 12}
 GRACE_S = 3.0
@@ -128,34 +126,11 @@ def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, dire
     assert 'tercet_slot_reloads_total{outcome="failed",slot="0"}' in tercet.client.get("/metrics").text
 
 
-def make_marker_absent(tercet: Tercet) -> Callable[[], object]:
-    marker = tercet.run_dir / MARKER_FILE
-    hidden = marker.rename(marker.with_suffix(".hidden"))
-    return partial(hidden.rename, marker)
-
-
-def make_directory_writable_by_others(tercet: Tercet) -> Callable[[], object]:
-    tercet.run_dir.chmod(0o777)
-    return partial(tercet.run_dir.chmod, 0o700)
-
-
-def make_plan_lock_unusable(tercet: Tercet) -> Callable[[], object]:
-    lock = tercet.run_dir / PLAN_LOCK_FILE
-    lock.unlink()
-    lock.mkdir()
-    return lock.rmdir
-
-
-CAUSES = (make_marker_absent, make_directory_writable_by_others, make_plan_lock_unusable)
-
-
-@pytest.mark.parametrize("make_refused", CAUSES)
-def test_a_death_after_a_refused_reload_is_healed_as_before(
-    tercet: Tercet, make_refused: Callable[[Tercet], Callable[[], object]]
-) -> None:
+@pytest.mark.parametrize("refuse_reloads", REFUSALS.values(), ids=REFUSALS)
+def test_a_death_after_a_refused_reload_is_healed_as_before(tercet: Tercet, refuse_reloads: Refusal) -> None:
     """While the cause persists. A master that the refusal had changed would end with the worker's replacement."""
     masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
-    restore = make_refused(tercet)
+    restore = refuse_reloads(tercet)
     try:
         reload_all_slots(tercet, masters["workers"], "failed")
         reload_all_slots(tercet, masters["gateway"], "failed", num_slots=1)
@@ -173,6 +148,10 @@ def test_a_death_after_a_refused_reload_is_healed_as_before(
     with loaded(tercet):  # the next reload works as ever
         reload_all_slots(tercet, masters["workers"], "succeeded")
         reload_all_slots(tercet, masters["gateway"], "succeeded", num_slots=1)
+
+
+def other_children(master: psutil.Process, pids: set[int]) -> list[psutil.Process]:
+    return [child for child in master.children() if child.pid not in pids]
 
 
 def imports_torch(process: psutil.Process) -> bool:
@@ -195,7 +174,9 @@ def test_term_ends_one_worker_at_any_moment_of_its_start_and_nothing_else(tercet
         for moment, is_there in MOMENTS.items():
             os.kill(victim, signal.SIGKILL)
             known = {victim, sibling}
-            new = until(lambda known=known: [c for c in master.children() if c.pid not in known], 30, "a replacement")[0]
+            new = until(lambda known=known: [c for c in master.children() if c.pid not in known], 30, "a replacement")[
+                0
+            ]
             until(partial(is_there, tercet, new), 60, moment)
             new.terminate()
             assert psutil.wait_procs([new], timeout=30)[1] == [], moment

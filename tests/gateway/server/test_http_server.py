@@ -1,4 +1,4 @@
-"""What the gateway's HTTP server needs of the pinned gunicorn, and moments of its stop that a real process seldom shows.
+"""What the gateway's HTTP server needs of the pinned gunicorn, and moments of its stop that a process seldom shows.
 tests/e2e/test_clients.py tests its behaviour."""
 
 from __future__ import annotations
