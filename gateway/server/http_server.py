@@ -240,9 +240,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """End connections that wait for their client during a stop; requests that are being answered stay, and what has
         arrived is read first. After a reload there is time for requests that arrive slowly."""
         for connection in list(self._connections.values()):
-            if connection.phase in {Phase.IDLE, Phase.READING, Phase.HANDSHAKE} and not is_last_moment:
-                if connection.has_arrived or (self._is_replaced and connection.phase is not Phase.IDLE):
-                    continue
+            is_unaccepted = connection.phase in {Phase.IDLE, Phase.READING, Phase.HANDSHAKE}
+            is_sending = self._is_replaced and connection.phase is not Phase.IDLE
+            if is_unaccepted and not is_last_moment and (is_sending or connection.has_arrived):
+                continue
             if connection.has_unsent or connection.phase in {Phase.FLUSHING, Phase.LINGERING}:
                 if now - connection.since > IDLE_LINGER_S / 2 and connection.phase is not Phase.ANSWERING:
                     self._close(connection)

@@ -131,7 +131,8 @@ class Generations:
             if app.cfg.workers != self._num_slots:
                 raise StartError(f"it has {app.cfg.workers} slots instead of {self._num_slots}: restart `tercet serve`")
             self._server.setup(app)
-        except (Exception, SystemExit) as error:  # gunicorn and `gunicorn.conf.py` refuse by SystemExit
+        # gunicorn and `gunicorn.conf.py` refuse by SystemExit; an exception would end the master.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             vars(app).clear()
             vars(app).update(before)
             self._server.setup(app)

@@ -45,8 +45,8 @@ ROWS = (
     ),
     Row(
         "R26",
-        "TERM at any moment of a worker's start ends that process within its grace and nothing else; a storm of HUPs is one "
-        "reload and one that waits, at most two processes per slot, 0 failed",
+        "TERM at any moment of a worker's start ends that process within its grace and nothing else; a storm of HUPs "
+        "is one reload and one that waits, at most two processes per slot, 0 failed",
         signal_at_any_moment,
     ),
     Row(

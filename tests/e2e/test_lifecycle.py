@@ -158,11 +158,19 @@ def imports_torch(process: psutil.Process) -> bool:
     return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
+def is_listed(tercet: Tercet, process: psutil.Process) -> bool:
+    return process.pid in {slot["pid"] for slot in tercet.slots()}
+
+
+def is_warm(tercet: Tercet, process: psutil.Process) -> bool:
+    return process.pid in {slot["pid"] for slot in tercet.slots() if slot["state"] == "warm"}
+
+
 MOMENTS: dict[str, Callable[[Tercet, psutil.Process], bool]] = {
     "forked": lambda _tercet, _process: True,
     "importing": lambda _tercet, process: imports_torch(process),
-    "loading": lambda tercet, process: process.pid in {slot["pid"] for slot in tercet.slots()},
-    "warm": lambda tercet, process: process.pid in {s["pid"] for s in tercet.slots() if s["state"] == "warm"},
+    "loading": is_listed,
+    "warm": is_warm,
 }
 
 
@@ -173,10 +181,7 @@ def test_term_ends_one_worker_at_any_moment_of_its_start_and_nothing_else(tercet
     with loaded(tercet):
         for moment, is_there in MOMENTS.items():
             os.kill(victim, signal.SIGKILL)
-            known = {victim, sibling}
-            new = until(lambda known=known: [c for c in master.children() if c.pid not in known], 30, "a replacement")[
-                0
-            ]
+            [new] = until(partial(other_children, master, {victim, sibling}), 30, "a replacement")
             until(partial(is_there, tercet, new), 60, moment)
             new.terminate()
             assert psutil.wait_procs([new], timeout=30)[1] == [], moment

@@ -63,7 +63,7 @@ def stopping(peers: Peers, *, is_replaced: bool) -> GatewayServer:
     server._is_replaced = is_replaced
     server._is_cancelled = False
     server._is_accepting = True
-    server._cors_headers = lambda _: []  # type: ignore[method-assign]
+    server._cors_headers = lambda request: []  # type: ignore[method-assign]
     return server
 
 
@@ -108,7 +108,7 @@ def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(p
     server._max_connections = 10
     server._tls = None
     server.method_queue = SimpleNamespace(defer=lambda *_: None)
-    server.settings.limits = SimpleNamespace(max_body_bytes=100)  # type: ignore[misc]
+    server.settings.limits = SimpleNamespace(max_body_bytes=100)  # type: ignore[assignment]
     server.sockets = [listener]
     assert not server._is_finished(ACCEPTED_AT + 10.0)
     [taken] = [c for c in server._connections.values() if c is not peers.connection]
