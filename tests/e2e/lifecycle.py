@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,11 @@ def loaded(tercet: Tercet) -> Iterator[Load]:
 
 def wait_for_start(tercet: Tercet, num_starts: int) -> None:
     until(lambda: tercet.num_starts >= num_starts, 60, f"started {num_starts} times; {tercet.log()[-2000:]}")
+
+
+def num_reloads(tercet: Tercet, since: int) -> Counter[str]:
+    """Reloads of slots that have finished, by the role of their master, without the first `since` of all."""
+    return Counter(event["role"] for event in tercet.events("reload_finished")[since:])
 
 
 def start_behind(tercet: Tercet, listener: socket.socket) -> None:

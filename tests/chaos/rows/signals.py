@@ -15,7 +15,7 @@ from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Context, Findings
 from tests.chaos.rows.workers import pids
 from tests.e2e.harness import Tercet, running, until
-from tests.e2e.lifecycle import REFUSALS
+from tests.e2e.lifecycle import REFUSALS, num_reloads
 
 ROLES = ("workers", "gateway")
 NUM_SLOTS = {"workers": 2, "gateway": 1}
@@ -96,12 +96,13 @@ def _storm(tercet: Tercet, masters: dict[str, psutil.Process], context: Context,
             tercet.process.send_signal(signal.SIGHUP)
             count()
             time.sleep(HUP_PERIOD_S)
-        expected = num_before + 2 * sum(NUM_SLOTS.values())
-        until(lambda: count() and len(tercet.events("reload_finished")) >= expected, TIMEOUT_S, "two reloads")
+        twice = Counter({role: 2 * number for role, number in NUM_SLOTS.items()})
+        until(lambda: count() and num_reloads(tercet, num_before) >= twice, TIMEOUT_S, "two reloads")
         until(lambda: count() == NUM_SLOTS, TIMEOUT_S, "one process per slot")
         load.wait_for(10)
     findings.figures |= {"HUPs": NUM_HUPS, "requests in the storm": len(load.answers)}
-    findings.figures["reloads"] = (len(tercet.events("reload_finished")) - num_before) / sum(NUM_SLOTS.values())
+    for role, number in NUM_SLOTS.items():
+        findings.figures[f"{role}: reloads"] = num_reloads(tercet, num_before)[role] / number
     findings.none_of("failed requests in the storm", dict(count_failures(load.answers)))
     for role, number in NUM_SLOTS.items():
         findings.at_most(f"{role}: most processes", most[role], 2 * number)
