@@ -210,6 +210,21 @@ def test_a_storm_of_hups_is_one_reload_at_a_time_and_leaves_one_process_per_slot
     assert {event["outcome"] for event in tercet.events("reload_finished")[num_before:]} == {"succeeded"}
 
 
+def test_hups_during_a_start_are_one_reload_after_it(short_tmp_path: Path) -> None:
+    instance = Tercet(short_tmp_path)
+    instance.start()
+    try:
+        until(instance.run_dir.exists, 60, "the supervisor runs")
+        while not instance.num_starts:
+            assert instance.process.poll() is None, instance.log()
+            instance.process.send_signal(signal.SIGHUP)
+            time.sleep(0.1)
+        until(lambda: num_reloads(instance, 0) >= Counter(workers=1, gateway=1), 90, "a reload")
+        assert "master_died" not in instance.log()
+    finally:
+        assert instance.stop() == 0
+
+
 def test_a_rolling_change_of_model_fails_no_request_and_mixes_no_answer(tercet: Tercet, directory: Path) -> None:
     def answer() -> tuple[str, ...]:
         return values(tercet.ask(CONTEXT, **GREEDY))

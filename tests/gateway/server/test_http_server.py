@@ -54,7 +54,9 @@ def waiting() -> Iterator[tuple[socket.socket, socket.socket]]:
 def stopping(peers: Peers, *, is_replaced: bool) -> GatewayServer:
     """A server without its process, whose listener is closed, with one connection."""
     server = GatewayServer.__new__(GatewayServer)
-    server.settings = SimpleNamespace(server=SimpleNamespace(drain_s=0.0, grace_s=30.0))  # type: ignore[assignment]
+    server.settings = SimpleNamespace(  # type: ignore[assignment]
+        server=SimpleNamespace(drain_s=0.0, grace_s=30.0), limits=SimpleNamespace(max_body_bytes=100)
+    )
     server._connections = {peers.connection.fileno(): peers.connection}
     server._poller = Poller()
     server._poller.register(peers.connection.fileno(), select.POLLIN)
@@ -108,7 +110,6 @@ def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(p
     server._max_connections = 10
     server._tls = None
     server.method_queue = SimpleNamespace(defer=lambda *_: None)
-    server.settings.limits = SimpleNamespace(max_body_bytes=100)  # type: ignore[assignment]
     server.sockets = [listener]
     assert not server._is_finished(ACCEPTED_AT + 10.0)
     [taken] = [c for c in server._connections.values() if c is not peers.connection]
