@@ -205,7 +205,7 @@ def test_a_storm_of_hups_is_one_reload_at_a_time_and_leaves_one_process_per_slot
             found = num_children()
             assert all(found[role] <= 2 * number for role, number in num_slots.items()), found
             time.sleep(0.05)
-        until(lambda: num_reloads(tercet, num_before) >= Counter(workers=4, gateway=2), 120, "two reloads of each slot")
+        until(lambda: num_reloads(tercet, num_before) >= Counter(workers=4, gateway=2), 240, "two reloads of each slot")
         until(lambda: num_children() == num_slots, 60, "one process per slot")
     assert {event["outcome"] for event in tercet.events("reload_finished")[num_before:]} == {"succeeded"}
 

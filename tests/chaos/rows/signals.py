@@ -22,7 +22,7 @@ NUM_SLOTS = {"workers": 2, "gateway": 1}
 GRACE_S = 5.0
 NUM_HUPS, HUP_PERIOD_S = 40, 0.1
 MOMENT_S = 0.1
-TIMEOUT_S = 90.0
+TIMEOUT_S = 300.0
 
 
 def signal_at_any_moment(context: Context, findings: Findings) -> None:
