@@ -6,15 +6,18 @@ survive a fork, so a master must load neither. Hooks lease slots to workers; the
 
 import math
 import os
+import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # the `gunicorn` script does not add it
+if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` script does not add it
+    sys.path.insert(0, root)
 
 from shared.errors import StartError
-from shared.masters.generations import RELOAD_FAILED_EXIT_CODE, Generations
+from shared.masters.generations import START_FAILED_EXIT_CODE, Generations
 from shared.masters.run_directory import lock_run_directory
 from shared.masters.startup import (
     BACKLOG,
@@ -26,6 +29,8 @@ from shared.masters.startup import (
     read_or_make_plan,
     stop_with_holders,
 )
+from shared.masters.worker_life import WorkerLife
+from shared.plan import PLAN_FILE, write_plan
 from shared.process import forbid_core_dumps, raise_descriptor_limit
 from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
@@ -123,7 +128,8 @@ def on_starting(server: Any) -> None:
 
 
 def when_ready(server: Any) -> None:
-    """Before the first worker starts: check the addresses that are really bound."""
+    """Before the first worker starts: admit SIGHUP, and check the addresses that are really bound."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor has blocked it
     if role != "gateway":
         return
     try:
@@ -143,6 +149,10 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 def pre_fork(server: Any, worker: Any) -> None:
     """Lease a slot, in the master. A worker's age only grows, so `age % n` is not a slot after a crash."""
+    if not (settings.run_path / PLAN_FILE).exists():
+        with suppress(StartError):  # the worker says what is wrong
+            write_plan(plan, settings.run_path)
+    worker.life = WorkerLife()
     worker.leases = server.generations.leases
     worker.slot_index = server.generations.lease(worker.age)
     if role == "workers":
@@ -160,15 +170,15 @@ def child_exit(server: Any, worker: Any) -> None:
 
 def post_fork(server: Any, worker: Any) -> None:
     """Set the worker's environment and keep only its sockets, before the app and torch are imported."""
+    if server.WORKERS:
+        # The codes with which gunicorn ends a worker that cannot start halt the pool. While others serve, they go on.
+        server.WORKER_BOOT_ERROR = server.APP_LOAD_ERROR = START_FAILED_EXIT_CODE
+    forbid_core_dumps()
+    worker.life.begin()
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None
-    forbid_core_dumps()
     # Only the master holds the lock: an orphaned worker that still drains must not lock out a new master.
     server.run_directory_lock.close()
-    if len(worker.leases.holders(worker.slot_index)) > 1:
-        # The codes with which gunicorn ends a worker that cannot start halt the pool. A successor that cannot start
-        # leaves its predecessor in place.
-        server.WORKER_BOOT_ERROR = server.APP_LOAD_ERROR = RELOAD_FAILED_EXIT_CODE
     if role == "workers":
         os.environ.update(worker_environment(worker.slot, plan, settings, os.environ))
         # Another slot's listener, kept open here, would accept connections after its master is gone, and no worker

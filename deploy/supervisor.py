@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from types import FrameType
 
 import structlog
 from rich.console import Console
@@ -95,6 +96,7 @@ class Supervisor:
         self._orphans: list[tuple[subprocess.Popen[bytes], float]] = []
         self._restart_times_s: list[float] = []  # monotonic, of the last minute
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._reload_waits = False  # SIGHUP came during the start
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, or until the server is idle.
@@ -102,6 +104,7 @@ class Supervisor:
         Raises:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
+        signal.signal(signal.SIGHUP, self._record)  # its default action would end a start
         _check_roles(self._settings, self._roles)
         if "gateway" in self._roles:
             check_access(self._settings)
@@ -125,6 +128,10 @@ class Supervisor:
                         remove_lock_file(self._settings, role)
                 remove_run_files(self._run_path, [*self._own_files, "serve.lock"])
         return self._exit_code
+
+    def _record(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: `_next_signal` returns it."""
+        self._signals.put(number)
 
     def _wait_for_orphans(self) -> None:
         """Wait until the pools of an instance whose supervisor was killed have ended.
@@ -172,8 +179,8 @@ class Supervisor:
             self._roles = ("gateway",)
         if "workers" in self._roles:
             check_pool_port(self._settings, len(plan.slots))
-        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(name, lambda number, _frame: self._signals.put(number))
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._record)
         for role in self._roles:
             self._start(role)
         try:
@@ -200,7 +207,11 @@ class Supervisor:
     def _start(self, role: str) -> None:
         supervisor = os.getpid()
 
-        def die_with_parent() -> None:
+        def prepare_master() -> None:
+            # SIGHUP would end it before it handles signals. It is inherited, and admitted in `when_ready`.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+            if role == "workers":  # they end after the gateway, by the pipe
+                return
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != supervisor:  # it died before the call
                 os._exit(1)
@@ -230,8 +241,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             # A process group of its own: Ctrl-C reaches only the supervisor, which stops the pools in order.
             process_group=0,
-            # The workers end after the gateway, by the pipe.
-            preexec_fn=die_with_parent if role == "gateway" else None,  # noqa: PLW1509 - no thread runs that could hold a lock
+            preexec_fn=prepare_master,  # noqa: PLW1509 - no thread runs that could hold a lock
         )
 
     def _wait_until_warm(self, plan: Plan) -> bool:
@@ -248,8 +258,9 @@ class Supervisor:
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
         ):
             while True:
-                if self._next_signal() in {signal.SIGTERM, signal.SIGINT}:
+                if (number := self._next_signal()) in {signal.SIGTERM, signal.SIGINT}:
                     return False
+                self._reload_waits |= number == signal.SIGHUP
                 for role, master in self._masters.items():
                     if master.poll() is not None:
                         raise StartError(
@@ -295,7 +306,8 @@ class Supervisor:
                 return
             if number in {signal.SIGTERM, signal.SIGINT}:
                 return
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP or self._reload_waits:
+                self._reload_waits = False
                 for master in self._masters.values():
                     master.send_signal(signal.SIGHUP)
             self._reap()

@@ -21,9 +21,9 @@ import selectors
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -31,12 +31,14 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from shared import wire
 from shared.errors import TercetError
-from shared.masters.generations import RELOAD_FAILED_EXIT_CODE
+from shared.masters.generations import START_FAILED_EXIT_CODE
+from shared.masters.worker_life import LifePhase
 from workers.tcp_port import TcpConnection, TcpPort
 
 if TYPE_CHECKING:
     from shared.masters.leases import Leases
     from shared.masters.startup import PortAccess
+    from shared.masters.worker_life import WorkerLife
     from shared.plan import Slot
     from workers.app import BranchLines, SlotApp
     from workers.service import SlotService
@@ -55,6 +57,10 @@ NEXT_REQUEST_WAIT_MS = 5000
 # As in the gateway: collections are for cycles, which the branches in progress do not make.
 MAX_YOUNG_OBJECTS = 10_000
 
+# The longest pause of a worker that cannot import its app, before it ends and its master forks another; as long as the
+# longest before a load.
+MAX_IMPORT_PAUSE_S = 30.0
+
 # From the announcement that the worker drains to its refusal of requests.
 ANNOUNCE_S = 0.2
 
@@ -62,8 +68,9 @@ READ_BYTES = 1 << 16
 
 
 class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """A `gthread` worker that serves one slot. `gunicorn.conf.py` sets the first four attributes before the fork."""
+    """A `gthread` worker that serves one slot. `gunicorn.conf.py` sets the first five attributes before the fork."""
 
+    life: WorkerLife
     slot: Slot
     slot_index: int
     leases: Leases
@@ -78,7 +85,6 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def init_process(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._is_announced = False
         self._is_drained = False
         self._is_warm = False
         self._num_busy = 0  # threads that answer a request or wait for their connection's next
@@ -91,15 +97,18 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self._port = TcpPort(access, partial(self.method_queue.defer, self._enter_waiting))
         # While a predecessor serves, this worker must not take its requests.
         self._has_predecessor = len(self.leases.holders(self.slot_index)) > 1
-        try:
-            super().init_process()  # returns when the worker stops
-        finally:
-            if not self.service.close():
-                logging.shutdown()
-                os._exit(0)
+        super().init_process()  # returns when the worker stops
+
+    def init_signals(self) -> None:
+        """Leave signals to `life`."""
 
     def load_wsgi(self) -> None:
-        super().load_wsgi()
+        try:
+            super().load_wsgi()
+        except Exception:
+            if not self._has_predecessor:  # the master forks the next worker at once
+                time.sleep(min(MAX_IMPORT_PAUSE_S, 2.0 ** self.leases.num_failures(self.slot_index)))
+            raise
         self.service.start(
             age=self.age,
             # A reload is a decision of the operator, so its successors load without a delay.
@@ -107,20 +116,33 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             read_counts=partial(self.leases.counts, self.slot_index),
             on_change=self._wake,
         )
+        self.life.load(self._wake)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except Exception as error:
+            log.error("unhandled_exception", exc_info=error)
+            raise
+        finally:
+            self.life.end()
+            # The interpreter would wait for threads that answer, and abort in the thread that loads.
+            if not self.service.close() or self._num_busy:
+                logging.shutdown()
+                os._exit(0)
 
     def _wake(self) -> None:
         """Run the main loop once more; callable from any thread."""
         self.method_queue.defer(lambda: None)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle TERM. The end is announced before the worker refuses requests: branches already placed here can still
-        arrive, so all branches of an answer stay together."""
-        if not self._is_announced:
-            self._is_announced = True
-            self.method_queue.defer(self.service.announce_drain)
-            timer = threading.Timer(ANNOUNCE_S, self.method_queue.defer, (self._end,))
-            timer.daemon = True
-            timer.start()
+    def _announce_end(self) -> None:
+        """Begin to stop. The end is announced before the worker refuses requests: branches already placed here can
+        still arrive, so all branches of an answer stay together."""
+        self.life.drain(ANNOUNCE_S + self.cfg.graceful_timeout)
+        self.service.announce_drain()
+        timer = threading.Timer(ANNOUNCE_S, self.method_queue.defer, (self._end,))
+        timer.daemon = True
+        timer.start()
 
     def _end(self) -> None:
         """Leave the main loop."""
@@ -129,13 +151,16 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def notify(self) -> None:
         """The heartbeat, once per turn of the main loop, which also acts on state changes."""
         super().notify()
-        if not self._is_warm and self.service.is_warm:
+        if self.life.must_drain:
+            self._announce_end()
+        if self.life.phase is LifePhase.LOADING and self.service.is_warm:
+            self.life.warm()
             self._is_warm = True
             gc.freeze()  # else a full collection walks all that was loaded: 60 ms during which every thread waits
             gc.set_threshold(MAX_YOUNG_OBJECTS)
             self.leases.mark_warm(self.slot_index, self.age)
             self.set_accept_enabled(self.alive)
-        if self._has_predecessor and not self._is_warm and self.service.state().state == "failed":
+        if self._has_predecessor and self.life.phase is LifePhase.LOADING and self.service.state().state == "failed":
             self._end_reload()
         if self._port is not None:
             self._port.end_late()
@@ -305,4 +330,4 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         """End a successor that cannot load. Its predecessor serves on, so a retry can wait for the next reload."""
         log.error("reload_failed", slot=self.slot_index, reason=self.service.state().reason)
         logging.shutdown()
-        os._exit(RELOAD_FAILED_EXIT_CODE)
+        os._exit(START_FAILED_EXIT_CODE)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import re
+import select
 import socket
 import ssl
 import threading
@@ -119,6 +120,13 @@ class Connection:
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether the client has sent something, or closed, that was not read yet."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def num_buffered_bytes(self) -> int:

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
@@ -54,6 +54,7 @@ from shared.errors import (
     UrlTooLong,
 )
 from shared.masters.leases import Leases
+from shared.masters.worker_life import LifePhase, WorkerLife
 from shared.settings import Settings
 from shared.sockets import ONESHOT, Poller
 
@@ -109,8 +110,9 @@ _PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=lam
 
 
 class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """`gunicorn.conf.py` sets `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
+    """`gunicorn.conf.py` sets `life`, `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
 
+    life: WorkerLife
     leases: Leases
     slot_index: int  # its place in the leases
     settings: Settings
@@ -124,10 +126,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._connections: dict[int, Connection] = {}
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
         self._work: dict[Work, WorkQueue] = {}
-        self._is_warm = False
-        self._started_at = time.monotonic()
         self._stop_began_at: float | None = None
-        self._is_listening = True
+        self._listening_ended_at: float | None = None
+        self._is_replaced = False
         self._is_cancelled = False
         self._num_evicted = 0
         self._num_reported = 0
@@ -140,10 +141,16 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._poller = Poller()
         try:
             super().init_process()  # returns when the worker stops
+        except Exception as error:
+            log.error("unhandled_exception", exc_info=error)
+            raise
         finally:
             # An interpreter that exits would stop these threads anywhere.
             if any(queue.num_answering for queue in self._work.values()):
                 os._exit(0)
+
+    def init_signals(self) -> None:
+        """Leave signals to `life`."""
 
     def load_wsgi(self) -> None:
         super().load_wsgi()
@@ -176,6 +183,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 "max_descriptors": ("Limit of open file descriptors", lambda: soft),
             }
         )
+        self._started_at = time.monotonic()
+        self.life.load(partial(self.method_queue.defer, lambda: None))
 
     def _derive_limits(self) -> None:
         """How many connections may be open and how many requests of each class may be answered, so that descriptors
@@ -198,7 +207,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._poller.register(self.method_queue.fileno(), select.POLLIN)
         for listener in self.sockets:
             listener.setblocking(False)
-            self._poller.register(listener.fileno(), select.POLLIN)
+        # While a predecessor serves, it takes the connections: this process knows no slot yet.
+        self._is_accepting = len(self.leases.holders(self.slot_index)) <= 1
+        if self._is_accepting:
+            self._open_listeners()
         listeners = {listener.fileno(): listener for listener in self.sockets}
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
@@ -211,6 +223,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._accept(listeners[descriptor], now)
                 elif (connection := self._connections.get(descriptor)) is not None:
                     self._advance(connection, now)
+            if self.life.must_drain:
+                self._begin_drain()
             if now >= sweep_at:
                 sweep_at = now + POLL_S
                 self.notify()
@@ -221,6 +235,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._begin_stop(now - self.settings.server.drain_s)
         for connection in list(self._connections.values()):
             connection.abort()
+        self.life.end()
         self.wsgi.end_stop(JOBS_STOP_S)
 
     def _is_finished(self, now: float) -> bool:
@@ -229,19 +244,24 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return False
         elapsed = now - self._stop_began_at
         drain_s = min(self.settings.server.drain_s, self.settings.server.grace_s / 2)
-        if self._is_listening and elapsed >= drain_s:
+        if self._listening_ended_at is None and elapsed >= drain_s:
             self._close_listeners(now)
-        if not self._is_listening and elapsed >= drain_s + IDLE_LINGER_S:
-            self._end_unaccepted(now)
+        if self._listening_ended_at is not None and now >= self._listening_ended_at + IDLE_LINGER_S:
+            self._end_unaccepted(now, elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S)
         if elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
             self.wsgi.cancel_all(ShuttingDown("The server is shutting down; send the request again."))
-        is_done = not self._is_listening and not self._connections
+        is_done = self._listening_ended_at is not None and not self._connections
         return is_done or elapsed >= self.settings.server.grace_s - EXIT_MARGIN_S
 
-    def _end_unaccepted(self, now: float) -> None:
-        """End connections that wait for their client during a stop; requests that are being answered stay."""
+    def _end_unaccepted(self, now: float, is_last_moment: bool) -> None:
+        """End connections that wait for their client during a stop; requests that are being answered stay, and what has
+        arrived is read first. After a reload there is time for requests that arrive slowly."""
         for connection in list(self._connections.values()):
+            is_unaccepted = connection.phase in {Phase.IDLE, Phase.READING, Phase.HANDSHAKE}
+            is_sending = self._is_replaced and connection.phase is not Phase.IDLE
+            if is_unaccepted and not is_last_moment and (is_sending or connection.has_arrived):
+                continue
             if connection.has_unsent or connection.phase in {Phase.FLUSHING, Phase.LINGERING}:
                 if now - connection.since > IDLE_LINGER_S / 2 and connection.phase is not Phase.ANSWERING:
                     self._close(connection)
@@ -546,11 +566,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # Starting and stopping.
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """TERM. After a reload, the successor already accepts: there is nothing to drain."""
-        is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
-        drained_s = self.settings.server.drain_s if is_replaced else 0.0
-        self.method_queue.defer(self._begin_stop, time.monotonic() - drained_s)
+    def _begin_drain(self) -> None:
+        """Act on TERM. After a reload, the successor already accepts: there is nothing to drain."""
+        assert self.life.term_at is not None
+        self._is_replaced = self.leases.successor_is_warm(self.slot_index, self.age) and not self.leases.is_stopping
+        self._begin_stop(self.life.term_at - (self.settings.server.drain_s if self._is_replaced else 0.0))
 
     def _begin_stop(self, began_at: float) -> None:
         """
@@ -559,13 +579,18 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """
         if self._stop_began_at is None:
             self._stop_began_at = began_at
+            self.life.drain(self.settings.server.grace_s)
             self.wsgi.begin_stop()
             self.alive = False  # responses now close their connections
 
     def _report_warm(self) -> None:
         """Report this worker as ready, which stops its predecessor."""
-        if not self._is_warm and (self.wsgi.has_warm_slot or time.monotonic() - self._started_at > MAX_WARM_WAIT_S):
-            self._is_warm = True
+        is_late = time.monotonic() - self._started_at > MAX_WARM_WAIT_S
+        if self.life.phase is LifePhase.LOADING and (self.wsgi.has_warm_slot or is_late):
+            self.life.warm()
+            if not self._is_accepting:
+                self._is_accepting = True
+                self._open_listeners()
             self.leases.mark_warm(self.slot_index, self.age)
 
     def _report_activity(self) -> None:
@@ -581,13 +606,18 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             with suppress(BlockingIOError, BrokenPipeError):  # full, or the supervisor is gone
                 os.write(self.activity_fd, b".")
 
-    def _close_listeners(self, now: float) -> None:
-        """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog."""
-        self._is_listening = False
+    def _open_listeners(self) -> None:
         for listener in self.sockets:
-            while self._accept(listener, now):
+            self._poller.register(listener.fileno(), select.POLLIN)
+
+    def _close_listeners(self, now: float) -> None:
+        """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog. Those
+        of a predecessor that serves are left to it."""
+        self._listening_ended_at = now
+        for listener in self.sockets:
+            while self._is_accepting and self._accept(listener, now):
                 pass
-            with suppress(OSError):
+            with suppress(OSError, KeyError):
                 self._poller.unregister(listener.fileno())
             listener.close()
 

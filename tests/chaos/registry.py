@@ -8,6 +8,7 @@ from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.lies import distrust_liars
 from tests.chaos.rows.overload import refuse_overload
+from tests.chaos.rows.signals import heal_after_refused_reloads, signal_at_any_moment
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.workers import kill_workers
 
@@ -43,6 +44,17 @@ ROWS = (
         "R16",
         "Chaos proxy between gateway and workers: every client gets one well-formed answer by its deadline + 100 ms",
         answer_through_faults,
+    ),
+    Row(
+        "R26",
+        "TERM at any moment of a worker's start ends that process within its grace and nothing else; a storm of HUPs "
+        "is one reload and one that waits, at most two processes per slot, 0 failed",
+        signal_at_any_moment,
+    ),
+    Row(
+        "R27",
+        "After a refused reload any single death is healed as before: no master and no sibling ends, 0 failed",
+        heal_after_refused_reloads,
     ),
     Row(
         "R28",

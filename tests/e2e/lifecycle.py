@@ -1,12 +1,16 @@
-"""Load on a running instance, and starts behind a socket that the caller keeps."""
+"""Load on a running instance, starts behind a socket that the caller keeps, and reasons to refuse a reload."""
 
 from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from shared.masters.run_directory import MARKER_FILE
+from shared.plan import PLAN_LOCK_FILE
 from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import Tercet, until
 
@@ -28,6 +32,11 @@ def wait_for_start(tercet: Tercet, num_starts: int) -> None:
     until(lambda: tercet.num_starts >= num_starts, 60, f"started {num_starts} times; {tercet.log()[-2000:]}")
 
 
+def num_reloads(tercet: Tercet, since: int) -> Counter[str]:
+    """Reloads of slots that have finished, by the role of their master, without the first `since` of all."""
+    return Counter(event["role"] for event in tercet.events("reload_finished")[since:])
+
+
 def start_behind(tercet: Tercet, listener: socket.socket) -> None:
     """Start `tercet serve` with a listening socket that the caller keeps, as systemd's socket units do."""
     program = (
@@ -37,3 +46,30 @@ def start_behind(tercet: Tercet, listener: socket.socket) -> None:
     )
     number = listener.fileno()
     tercet.start(sys.executable, "-c", program, str(number), pass_fds=[number])
+
+
+def _hide_marker(tercet: Tercet) -> Callable[[], object]:
+    marker = tercet.run_dir / MARKER_FILE
+    hidden = marker.rename(marker.with_suffix(".hidden"))
+    return partial(hidden.rename, marker)
+
+
+def _open_directory_to_others(tercet: Tercet) -> Callable[[], object]:
+    tercet.run_dir.chmod(0o777)
+    return partial(tercet.run_dir.chmod, 0o700)
+
+
+def _block_plan_lock(tercet: Tercet) -> Callable[[], object]:
+    lock = tercet.run_dir / PLAN_LOCK_FILE
+    lock.unlink()
+    lock.mkdir()
+    return lock.rmdir
+
+
+# Changes a running instance's run directory so that its masters refuse to reload; returns what undoes it.
+Refusal = Callable[[Tercet], Callable[[], object]]
+REFUSALS: dict[str, Refusal] = {
+    "no marker": _hide_marker,
+    "a directory that others may write": _open_directory_to_others,
+    "no lock of the plan": _block_plan_lock,
+}

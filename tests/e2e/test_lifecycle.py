@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from tests.chaos.http_client import completion_request, exchange, find_fault
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Jitter
 from tests.e2e.harness import ROOT, Tercet, running, until
-from tests.e2e.lifecycle import NUM_CLIENTS, loaded, start_behind, wait_for_start
+from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, Refusal, loaded, num_reloads, start_behind, wait_for_start
 
 GREEDY: dict[str, Any] = {"temperature": 0, "length": 12}
 GRACE_S = 3.0
@@ -123,6 +125,104 @@ def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, dire
         until(partial(are_gone, before), 20, "the old workers stopped")
     assert {role: tercet.processes()[role][0] for role in masters} == masters
     assert 'tercet_slot_reloads_total{outcome="failed",slot="0"}' in tercet.client.get("/metrics").text
+
+
+@pytest.mark.parametrize("refuse_reloads", REFUSALS.values(), ids=REFUSALS)
+def test_a_death_after_a_refused_reload_is_healed_as_before(tercet: Tercet, refuse_reloads: Refusal) -> None:
+    """While the cause persists. A master that the refusal had changed would end with the worker's replacement."""
+    masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
+    restore = refuse_reloads(tercet)
+    try:
+        reload_all_slots(tercet, masters["workers"], "failed")
+        reload_all_slots(tercet, masters["gateway"], "failed", num_slots=1)
+        victim, sibling = worker_pids(tercet)
+        with loaded(tercet):
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: victim not in worker_pids(tercet), 60, "the worker is replaced")
+        assert worker_pids(tercet)[1] == sibling
+        [gateway] = tercet.processes()["gateway"][1:]
+        gateway.kill()
+        until(lambda: not gateway.is_running() and tercet.slots(), 60, "the gateway is replaced")
+    finally:
+        restore()
+    assert {role: tercet.processes()[role][0] for role in masters} == masters
+    with loaded(tercet):  # the next reload works as ever
+        reload_all_slots(tercet, masters["workers"], "succeeded")
+        reload_all_slots(tercet, masters["gateway"], "succeeded", num_slots=1)
+
+
+def other_children(master: psutil.Process, pids: set[int]) -> list[psutil.Process]:
+    return [child for child in master.children() if child.pid not in pids]
+
+
+def imports_torch(process: psutil.Process) -> bool:
+    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def is_listed(tercet: Tercet, process: psutil.Process) -> bool:
+    return process.pid in {slot["pid"] for slot in tercet.slots()}
+
+
+def is_warm(tercet: Tercet, process: psutil.Process) -> bool:
+    return process.pid in {slot["pid"] for slot in tercet.slots() if slot["state"] == "warm"}
+
+
+MOMENTS: dict[str, Callable[[Tercet, psutil.Process], bool]] = {
+    "forked": lambda _tercet, _process: True,
+    "importing": lambda _tercet, process: imports_torch(process),
+    "loading": is_listed,
+    "warm": is_warm,
+}
+
+
+def test_term_ends_one_worker_at_any_moment_of_its_start_and_nothing_else(tercet: Tercet) -> None:
+    """tests/shared/masters/test_worker_life.py has the other signals."""
+    master = tercet.processes()["workers"][0]
+    victim, sibling = worker_pids(tercet)
+    with loaded(tercet):
+        for moment, is_there in MOMENTS.items():
+            os.kill(victim, signal.SIGKILL)
+            [new] = until(partial(other_children, master, {victim, sibling}), 30, "a replacement")
+            until(partial(is_there, tercet, new), 60, moment)
+            new.terminate()
+            assert psutil.wait_procs([new], timeout=30)[1] == [], moment
+            assert tercet.processes()["workers"][0] == master, moment
+            victim = worker_pids(tercet)[0]
+            assert worker_pids(tercet)[1] == sibling, moment
+
+
+def test_a_storm_of_hups_is_one_reload_at_a_time_and_leaves_one_process_per_slot(tercet: Tercet) -> None:
+    masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
+    num_slots = {"workers": 2, "gateway": 1}
+    num_before = len(tercet.events("reload_finished"))
+
+    def num_children() -> dict[str, int]:
+        return {role: len(master.children()) for role, master in masters.items()}
+
+    with loaded(tercet):
+        for _ in range(40):
+            tercet.process.send_signal(signal.SIGHUP)
+            found = num_children()
+            assert all(found[role] <= 2 * number for role, number in num_slots.items()), found
+            time.sleep(0.05)
+        until(lambda: num_reloads(tercet, num_before) >= Counter(workers=4, gateway=2), 240, "two reloads of each slot")
+        until(lambda: num_children() == num_slots, 60, "one process per slot")
+    assert {event["outcome"] for event in tercet.events("reload_finished")[num_before:]} == {"succeeded"}
+
+
+def test_hups_during_a_start_are_one_reload_after_it(short_tmp_path: Path) -> None:
+    instance = Tercet(short_tmp_path)
+    instance.start()
+    try:
+        until(instance.run_dir.exists, 60, "the supervisor runs")
+        while not instance.num_starts:
+            assert instance.process.poll() is None, instance.log()
+            instance.process.send_signal(signal.SIGHUP)
+            time.sleep(0.1)
+        until(lambda: num_reloads(instance, 0) >= Counter(workers=1, gateway=1), 90, "a reload")
+        assert "master_died" not in instance.log()
+    finally:
+        assert instance.stop() == 0
 
 
 def test_a_rolling_change_of_model_fails_no_request_and_mixes_no_answer(tercet: Tercet, directory: Path) -> None:

@@ -201,13 +201,14 @@ def test_a_connection_that_the_gateway_has_closed_ends(connected: Any) -> None:
 
 OVERRIDDEN = {
     "init_process": (),
+    "init_signals": (),
     "load_wsgi": (),
+    "run": (),
     "notify": (),
     "enqueue_req": ("conn",),
     "accept": ("listener",),
     "handle": ("conn",),
     "handle_request": ("req", "conn"),
-    "handle_exit": ("sig", "frame"),
     "handle_error": ("req", "client", "addr", "exc"),
     "set_accept_enabled": ("enabled",),
 }

@@ -5,8 +5,9 @@ The arbiter is a fake that has no processes: `tests/e2e/test_lifecycle.py` runs 
 
 from __future__ import annotations
 
+import errno
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -21,17 +22,24 @@ class Arbiter:
     def __init__(self, num_slots: int, max_successors: Sequence[tuple[set[int], int]] = ()) -> None:
         self.WORKERS: dict[int, SimpleNamespace] = {}
         self.worker_age = 0
-        self.app = SimpleNamespace(cfg="old", reload=lambda: None)
+        self.app = SimpleNamespace(cfg=SimpleNamespace(workers=num_slots), app_uri="app", reload=lambda: None)
         self.stopped: list[int] = []
+        self.cfg = self.app.cfg
         self.is_refusing = False
+        self.can_fork = True
         self.generations = Generations(self, num_slots, max_successors)
 
-    def setup(self, app: object) -> None:
-        pass
+    def setup(self, app: SimpleNamespace) -> None:
+        self.cfg = app.cfg
+        if self.is_refusing:
+            self.is_refusing = False
+            raise RuntimeError("class uri invalid or not found")
 
     def spawn_worker(self) -> None:
         self.worker_age += 1
         slot = self.generations.lease(self.worker_age)
+        if not self.can_fork:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         self.WORKERS[self.worker_age] = SimpleNamespace(age=self.worker_age, slot_index=slot)
 
     def kill_worker(self, pid: int, number: int) -> None:
@@ -111,27 +119,91 @@ def test_a_dead_worker_is_replaced_during_a_reload(arbiter: Arbiter) -> None:
     assert arbiter.counts(0) == {"reloads.failed": 1, "restarts": 1}
 
 
-def test_a_second_reload_ends_the_successors_that_still_load(arbiter: Arbiter) -> None:
-    arbiter.reload()
-    arbiter.reload()
+def test_a_storm_of_reloads_is_one_reload_and_one_that_waits(arbiter: Arbiter) -> None:
+    for _ in range(40):
+        arbiter.reload()
+        arbiter.manage_workers()
+        assert sorted(arbiter.WORKERS) == [1, 2, 3, 4]
+    arbiter.warm(3, 4)
+    assert sorted(arbiter.stopped) == [1, 2]
+    arbiter.end(1)
     arbiter.manage_workers()
-    assert sorted(arbiter.stopped) == [3, 4]
+    assert sorted(arbiter.WORKERS) == [2, 3, 4]  # a predecessor drains: the reload has not ended
+    arbiter.end(2)
+    arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [3, 4, 5, 6]
+    arbiter.warm(5, 6)
     arbiter.end(3)
-    arbiter.warm(5)
-    assert arbiter.stopped[2:] == [1]
-    assert arbiter.counts(0) == {"reloads.succeeded": 1}
+    arbiter.end(4)
+    arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [5, 6]
+    assert arbiter.counts(0) == arbiter.counts(1) == {"reloads.succeeded": 2}
 
 
-def test_a_refused_configuration_changes_nothing(arbiter: Arbiter) -> None:
+def test_a_reload_that_waits_follows_one_whose_successors_ended(arbiter: Arbiter) -> None:
+    arbiter.reload()
+    arbiter.reload()
+    arbiter.end(3)
+    arbiter.end(4)
+    arbiter.manage_workers()
+    assert (sorted(arbiter.WORKERS), arbiter.stopped) == ([1, 2, 5, 6], [])
+
+
+def test_a_stop_forgets_the_reload_that_waits(arbiter: Arbiter) -> None:
+    arbiter.reload()
+    arbiter.reload()
+    arbiter.stop()
+    arbiter.end(3)
+    arbiter.end(4)
+    arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [1, 2]
+
+
+def refuse_as_gunicorn(_arbiter: Arbiter) -> None:
+    raise SystemExit(1)
+
+
+def refuse_in_setup(arbiter: Arbiter) -> None:
+    arbiter.app.cfg = SimpleNamespace(workers=2)
+    arbiter.is_refusing = True
+
+
+def change_the_number_of_slots(arbiter: Arbiter) -> None:
+    arbiter.app.cfg = SimpleNamespace(workers=3)
+    arbiter.app.app_uri = "app"
+
+
+@pytest.mark.parametrize("change", [refuse_as_gunicorn, refuse_in_setup, change_the_number_of_slots])
+def test_a_refused_configuration_changes_nothing(arbiter: Arbiter, change: Callable[[Arbiter], None]) -> None:
+    """gunicorn sets `app_uri` to None before it reads a configuration; a worker forked then could not start."""
+
     def refuse() -> None:
-        arbiter.app.cfg = "new"
-        raise SystemExit("TERCET_QUEUE='many' must be a whole number")
+        arbiter.app.app_uri = None
+        arbiter.app.added = "by gunicorn"
+        change(arbiter)
 
     arbiter.app.reload = refuse
+    before = dict(vars(arbiter.app))
     arbiter.reload()
     arbiter.manage_workers()
-    assert (arbiter.app.cfg, sorted(arbiter.WORKERS), arbiter.stopped) == ("old", [1, 2], [])
-    assert arbiter.counts(1) == {"reloads.failed": 1}
+    assert (vars(arbiter.app), sorted(arbiter.WORKERS), arbiter.stopped) == (before, [1, 2], [])
+    assert arbiter.cfg is before["cfg"]
+    assert arbiter.counts(0) == arbiter.counts(1) == {"reloads.failed": 1}
+    arbiter.end(1)  # a death is healed as before
+    arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [2, 3]
+
+
+def test_a_fork_that_fails_is_tried_again_and_ends_no_sibling(arbiter: Arbiter) -> None:
+    arbiter.can_fork = False
+    arbiter.end(1)
+    arbiter.manage_workers()
+    assert sorted(arbiter.WORKERS) == [2]
+    arbiter.reload()
+    assert (sorted(arbiter.WORKERS), arbiter.counts(1)) == ([2], {"reloads.failed": 1})
+    arbiter.can_fork = True
+    arbiter.manage_workers()
+    assert {worker.slot_index for worker in arbiter.WORKERS.values()} == {0, 1}
 
 
 def test_a_stop_is_known_to_the_workers_before_they_are_signalled(arbiter: Arbiter) -> None:
@@ -165,12 +237,12 @@ def test_a_second_reload_adds_no_third_generation_to_a_gpu() -> None:
         arbiter.reload()
         arbiter.manage_workers()
     assert sorted(arbiter.WORKERS) == [1, 2, 3]
-    for slot, age in ((0, 3), (0, 4), (1, 5)):  # the reload in progress, then the second
+    for slot, age in ((0, 3), (1, 4), (0, 5), (1, 6)):  # the reload in progress, then the second
         assert (arbiter.worker_age, arbiter.WORKERS[age].slot_index) == (age, slot)
         arbiter.warm(age)
         arbiter.end(arbiter.stopped[-1])
         arbiter.manage_workers()
-    assert sorted(arbiter.WORKERS) == [4, 5]
+    assert sorted(arbiter.WORKERS) == [5, 6]
 
 
 def test_a_successor_that_failed_makes_room_for_the_next() -> None:
