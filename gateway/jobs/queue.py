@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -57,7 +56,7 @@ class JobQueue:
         ttl_s: float,
         max_open: int,
         count: Count = lambda _event: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """
         Args:
@@ -65,13 +64,13 @@ class JobQueue:
             max_open: jobs that may be queued or running.
             count: called with the event of each transition: queued, started, put_back, succeeded, failed, cancelled,
                 expired, deleted.
-            clock: seconds since the epoch, the same for all processes that share the store.
+            clock: seconds since the epoch, the same for all processes that share the store; None: the store's.
         """
         self._store = store
         self._ttl_s = ttl_s
         self._max_open = max_open
         self._count = count
-        self._clock = clock
+        self._clock = clock or store.now
         self._submitting = threading.Lock()
 
     # For clients.
