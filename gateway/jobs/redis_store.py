@@ -88,7 +88,7 @@ class RedisStore:
             found = self._redis.get(name)
             if found is None:
                 return None
-            job_id = str(found, "ascii", "backslashreplace")
+            job_id = _shown(found)
             if not self._redis.exists(job := f"{PREFIX}:job:{job_id}"):
                 self._free(keys=[name, job], args=[found])
                 return None
@@ -105,11 +105,14 @@ class RedisStore:
 
     def due(self, queue: Queue, until: float, limit: int) -> list[str]:
         with self._translating():
-            present, absent = self._list_due(keys=[f"{PREFIX}:queue:{queue}"], args=[until, limit, f"{PREFIX}:job:"])
-            for job_id in absent:
-                self._forget_owner(job_id)
-                log_damaged(str(job_id, "ascii", "backslashreplace"))
-        return [str(job_id, "ascii", "backslashreplace") for job_id in present]
+            while True:
+                arguments = [until, limit, f"{PREFIX}:job:"]
+                present, absent = self._list_due(keys=[f"{PREFIX}:queue:{queue}"], args=arguments)
+                for job_id in absent:
+                    self._forget_owner(job_id)
+                    log_damaged(_shown(job_id))
+                if present or len(absent) < limit:
+                    return [_shown(job_id) for job_id in present]
 
     def num_open(self, owner: str | None = None) -> int:
         with self._translating():
@@ -158,3 +161,7 @@ class RedisStore:
 
 def _arguments(job: Job) -> list[Any]:
     return [job.version, job.id, repr(job.due_at), encode_job(job), job.idempotency]
+
+
+def _shown(job_id: bytes) -> str:
+    return str(job_id, "ascii", "backslashreplace")

@@ -129,7 +129,11 @@ class SqliteStore:
                 statement = "DELETE FROM jobs WHERE queue = ? AND due_at <= ?"
                 self._must_empty_log |= connection.execute(statement, (_DAMAGED, until)).rowcount > 0
             statement = "SELECT rowid, id FROM jobs WHERE queue = ? AND due_at <= ? ORDER BY due_at LIMIT ?"
-            return [*self._ids(connection, connection.execute(statement, (queue, until, limit)).fetchall())]
+            while True:
+                rows = connection.execute(statement, (queue, until, limit)).fetchall()
+                ids = [*self._ids(connection, rows)]
+                if ids or len(rows) < limit:  # else all of them were set aside
+                    return ids
 
     def num_open(self, owner: str | None = None) -> int:
         statement = "SELECT count(*) FROM jobs WHERE queue = 'open'"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
@@ -50,12 +50,14 @@ REMOVALS = (remove_old_files, remove_sockets, remove_all)
 
 def answers_anew(path: Path) -> bool:
     """Whether a worker accepts a new connection at a socket."""
-    transport = httpx.HTTPTransport(uds=str(path))
-    try:
-        with httpx.Client(transport=transport, timeout=5) as client:
-            return client.get("http://worker/metrics").status_code == 200
-    except httpx.TransportError:
-        return False
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        try:
+            client.connect(str(path))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n")
+            return client.recv(12) == b"HTTP/1.1 200"
+        except OSError:
+            return False
 
 
 def wait_until_whole(tercet: Tercet) -> None:
@@ -134,10 +136,10 @@ def test_a_pool_without_supervisor_heals(tmp_path_factory: pytest.TempPathFactor
     base = tmp_path_factory.mktemp("g")
     with serving(Gunicorn(base, "workers")) as pool:
         shutil.rmtree(pool.run_dir)
-        socket = pool.run_dir / "slot-0.sock"
-        until(lambda: answers_anew(socket), 20, "the worker accepts again")
+        path = pool.run_dir / "slot-0.sock"
+        until(lambda: answers_anew(path), 20, "the worker accepts again")
         [worker] = psutil.Process(pool.process.pid).children()
         worker.kill()
-        until(lambda: not worker.is_running() and answers_anew(socket), 60, "its successor accepts")
+        until(lambda: not worker.is_running() and answers_anew(path), 60, "its successor accepts")
         assert (pool.run_dir / PLAN_FILE).is_file()
         assert (pool.run_dir / "workers.lock").is_file()
