@@ -74,12 +74,12 @@ class RedisStore:
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 version = data = b""
-        if data is None:
+        if data is None and version is None:
             return None
         try:
             return decode_record(data, id=job_id, version=int(version or 0))
         except (DamagedRecord, ValueError):
-            self._set_aside(job_id, data)
+            self._set_aside(job_id, data or b"")
             return None
 
     def find_idempotent(self, idempotency: str) -> str | None:

@@ -77,9 +77,7 @@ return 1
 LIST_DUE_JOBS = """
 local present, absent = {}, {}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], '-inf', ARGV[1], 'BYSCORE', 'LIMIT', 0, ARGV[2])) do
-    local key = ARGV[3] .. id
-    local kind = redis.call('TYPE', key).ok
-    if kind ~= 'none' and (kind ~= 'hash' or redis.call('HEXISTS', key, 'data') == 1) then
+    if redis.call('EXISTS', ARGV[3] .. id) == 1 then
         present[#present + 1] = id
     else
         redis.call('ZREM', KEYS[1], id)
@@ -93,7 +91,7 @@ return {present, absent}
 # Returns whether it still had this data.
 SET_JOB_ASIDE = """
 local kind = redis.call('TYPE', KEYS[1]).ok
-if kind == 'none' or (kind == 'hash' and redis.call('HGET', KEYS[1], 'data') ~= ARGV[2]) then return 0 end
+if kind == 'none' or (kind == 'hash' and (redis.call('HGET', KEYS[1], 'data') or '') ~= ARGV[2]) then return 0 end
 redis.call('RENAME', KEYS[1], KEYS[2])
 redis.call('EXPIRE', KEYS[2], ARGV[3])
 for index = 3, 5 do redis.call('ZREM', KEYS[index], ARGV[1]) end

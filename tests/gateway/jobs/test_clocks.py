@@ -56,13 +56,6 @@ def test_jobs_do_not_notice_a_jump(
     assert late.lease() is None
     created = [queue.submit("o", b"{}")[0].created_at for queue in (running, late)]
     assert abs(created[0] - created[1]) < 60
-    assert {job.id for job in (running.lease(), late.lease()) if job} <= {job_id for job_id in _open_ids(late, created)}
-
-
-def _open_ids(queue: JobQueue, created: list[float]) -> list[str]:
-    assert queue.num_open() == 4
-    assert created
-    return queue._store.due("open", queue._store.now() + 60, 16)
 
 
 @pytest.mark.parametrize("jump_s", JUMPS_S)
