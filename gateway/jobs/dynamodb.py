@@ -28,8 +28,6 @@ CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 5.0
 MAX_TRIES = 3
 INDEX = "due"
-# A clock that is this far from DynamoDB's is corrected; less may come of whole seconds and of the way of an answer.
-MAX_SKEW_S = 2.0
 # Error codes of a write whose condition was not met, or that another write overtook; of a transaction, its reasons.
 _REFUSALS = {"ConditionalCheckFailedException", "TransactionConflictException"}
 _REFUSAL_REASONS = {"None", "ConditionalCheckFailed", "TransactionConflict"}
@@ -167,12 +165,15 @@ class DynamoDbStore:
         ):
             log_damaged(job_id)
 
-    def _note_time(self, http_response: Any, **_: Any) -> None:
-        """Set the clock by an answer."""
+    def _note_call(self, context: dict[str, Any], **_: Any) -> None:
+        context["tercet_called_at"] = time.monotonic()
+
+    def _note_answer(self, http_response: Any, context: dict[str, Any], **_: Any) -> None:
+        """Correct the clock as little as an answer demands: its `Date`, cut to seconds, lies between call and answer."""
         with suppress(TypeError, ValueError):
-            now = parsedate_to_datetime(http_response.headers.get("date")).timestamp() + 0.5
-            if abs(now - time.monotonic() - self._epoch) > MAX_SKEW_S:
-                self._epoch = now - time.monotonic()
+            date = parsedate_to_datetime(http_response.headers.get("date")).timestamp()
+            self._epoch = min(self._epoch, date + 1.0 - context["tercet_called_at"])
+            self._epoch = max(self._epoch, date - time.monotonic())
 
     def _get(self, key: str) -> dict[str, Any] | None:
         with self._connected() as client:
@@ -204,7 +205,8 @@ class DynamoDbStore:
             with _creating:
                 if self._client is None:
                     client = _session().client("dynamodb", **self._arguments)
-                    client.meta.events.register("after-call.dynamodb", self._note_time)
+                    client.meta.events.register("before-call.dynamodb", self._note_call)
+                    client.meta.events.register("after-call.dynamodb", self._note_answer)
                     self._create_table(client)
                     self._client = client
             yield self._client
