@@ -190,9 +190,7 @@ def _read_file(path: Path) -> _KeyFileContent:
             )
             continue
         if key.id in keys:
-            wrong = wrong or (
-                f"Line {number} of the key file {path} (TERCET_KEYS) repeats an id: remove one of both."
-            )
+            wrong = wrong or (f"Line {number} of the key file {path} (TERCET_KEYS) repeats an id: remove one of both.")
         # Of two lines with an id, a revocation counts.
         if key.id not in keys or key.revoked:
             keys[key.id] = key

@@ -19,6 +19,7 @@ from shared.home import home_directory
 MAX_SOCKET_PATH_BYTES = 100
 LONGEST_SOCKET = "slot-000.sock"
 LOCKS = ("serve.lock", "gateway.lock", "workers.lock")  # each held while an instance, or one of its pools, runs
+_RUN_USER = Path("/run/user")
 _LOGIND = Path("/run/systemd/sessions")
 _LINGER = Path("/var/lib/systemd/linger")
 
@@ -36,9 +37,7 @@ def default_run_path(port: int) -> Path:
         if is_in_use(place):
             return place
     if not places:
-        raise StartError(
-            "There is no temporary directory that this user can write: set TERCET_RUN_DIR to a directory."
-        )
+        raise StartError("There is no temporary directory that this user can write: set TERCET_RUN_DIR to a directory.")
     return places[0]
 
 
@@ -73,7 +72,7 @@ def _is_locked(path: Path) -> bool:
 
 def _places(port: int) -> Iterator[Path]:
     user = os.getuid()
-    own = Path(f"/run/user/{user}")
+    own = _RUN_USER / str(user)
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     for runtime in dict.fromkeys([*([Path(given)] if os.path.isabs(given) else []), own]):
         if _is_private(runtime) and (runtime != own or _outlives_sessions()):

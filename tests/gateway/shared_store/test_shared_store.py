@@ -231,10 +231,10 @@ def test_a_wrong_clock_of_one_gateway_changes_no_keys_rate(
 ) -> None:
     gateways = [make(), make()]
     num_taken = 0
+    now, now_ns = time.time, time.time_ns
     for number in range(12):
         with monkeypatch.context() as patch:
             if number % 2:
-                now, now_ns = time.time, time.time_ns
                 patch.setattr(time, "time", lambda: now() + jump_s)
                 patch.setattr(time, "time_ns", lambda: now_ns() + jump_s * 10**9)
             num_taken += gateways[number % 2].is_taken(per_minute=10)
