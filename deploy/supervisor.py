@@ -117,7 +117,7 @@ class Supervisor:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
         with ExitStack() as stack:
             self._lock = lock_run_directory(self._settings, "serve")
-            stack.callback(lambda: self._lock.close())
+            stack.callback(self._unlock)
             self._wait_for_orphans()
             # A pool may run here without a supervisor: refuse before overwriting or removing its files.
             for role in ROLES:
@@ -132,6 +132,9 @@ class Supervisor:
                         remove_lock_file(self._settings, role)
                 remove_run_files(self._run_path, [*self._own_files, "serve.lock"])
         return self._exit_code
+
+    def _unlock(self) -> None:
+        self._lock.close()
 
     def _wait_for_orphans(self) -> None:
         """Wait until the pools of an instance whose supervisor was killed have ended.

@@ -169,7 +169,7 @@ class DynamoDbStore:
         context["tercet_called_at"] = time.monotonic()
 
     def _note_answer(self, http_response: Any, context: dict[str, Any], **_: Any) -> None:
-        """Correct the clock as little as an answer demands: its `Date`, cut to seconds, lies between call and answer."""
+        """Correct the clock as little as an answer demands: its `Date`, cut to seconds, is between call and answer."""
         with suppress(TypeError, ValueError):
             date = parsedate_to_datetime(http_response.headers.get("date")).timestamp()
             self._epoch = min(self._epoch, date + 1.0 - context["tercet_called_at"])

@@ -87,8 +87,8 @@ end
 return {present, absent}
 """
 
-# keys: the job, the key under which it is set aside, the three queues. args: id, its data as it was read, lifetime in s.
-# Returns whether it still had this data.
+# keys: the job, the key under which it is set aside, the three queues. args: id, its data as it was read, lifetime in
+# s. Returns whether it still had this data.
 SET_JOB_ASIDE = """
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind == 'none' or (kind == 'hash' and (redis.call('HGET', KEYS[1], 'data') or '') ~= ARGV[2]) then return 0 end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.chaos.measure import Row
 from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
+from tests.chaos.rows.files import lose_files
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.workers import kill_workers
@@ -41,6 +42,12 @@ ROWS = (
         "R16",
         "Chaos proxy between gateway and workers: every client gets one well-formed answer by its deadline + 100 ms",
         answer_through_faults,
+    ),
+    Row(
+        "R30",
+        "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, all "
+        "made again, no accepted job lost",
+        lose_files,
     ),
     Row(
         "S13",

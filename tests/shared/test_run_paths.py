@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import tempfile
 from pathlib import Path
 
@@ -66,12 +67,12 @@ def test_what_ends_with_the_session_is_passed_over(
     (places / "logind").mkdir()
     if lingers:
         (places / "linger").mkdir()
-        (places / "linger" / run_paths.pwd.getpwuid(os.getuid()).pw_name).touch()
+        (places / "linger" / pwd.getpwuid(os.getuid()).pw_name).touch()
     expected = own / "tercet-8000" if lingers else places / "home/.local/state/tercet/run-8000"
     assert default_run_path(PORT) == expected
 
 
-@pytest.mark.parametrize("home", ["/nonexistent", "/proc", "long"])
+@pytest.mark.parametrize("home", ["/nonexistent", "long"])
 def test_without_a_usable_home_it_is_the_temporary_directory(
     places: Path, monkeypatch: pytest.MonkeyPatch, home: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""The time of day may jump: no job waits longer, is leased twice or is erased early. One suite over the three stores."""
+"""The time of day may jump: no job waits longer, is leased twice or erased early. One suite over the three stores."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_boot_with_another_time_of_day_does_not_go_back(
     store.close()
     monkeypatch.setattr(sqlite, "_boot_id", lambda: "another boot")
     uptime = sqlite._uptime()
-    monkeypatch.setattr(sqlite, "_uptime", lambda: sqlite.time.monotonic() - uptime / 2)
+    monkeypatch.setattr(sqlite, "_uptime", lambda: time.monotonic() - uptime / 2)
     shift_time_of_day(monkeypatch, jump_s)
     again = SqliteStore(tmp_path / "jobs.sqlite3")
     assert again.now() >= before

@@ -107,7 +107,7 @@ def run_all(queue: JobQueue) -> set[str]:
 
 
 def spoil(damage: Damage, form: str, job: Job) -> None:
-    if damage.scheme != "dynamodb" or form not in {"other version"}:
+    if damage.scheme != "dynamodb" or form != "other version":
         damage.replace_data(job, DATA[form](job))
     else:  # the version is no second copy there
         damage.replace_data(job, b"")
