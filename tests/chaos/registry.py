@@ -45,8 +45,8 @@ ROWS = (
     ),
     Row(
         "R30",
-        "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, all "
-        "made again, no accepted job lost",
+        "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, "
+        "all made again, no accepted job lost",
         lose_files,
     ),
     Row(

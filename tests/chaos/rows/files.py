@@ -16,6 +16,7 @@ from tests.chaos.rows.workers import pids, wait_until_replaced
 from tests.e2e.harness import Tercet, running, until
 
 HEAL_S = 20.0
+REPLACE_S = 120.0  # two models are loaded under load
 
 
 def remove_regular_files(run_dir: Path) -> None:
@@ -68,18 +69,18 @@ def lose_files(context: Context, findings: Findings) -> None:
                 for remove in (remove_regular_files, remove_sockets, shutil.rmtree):
                     started_at = time.monotonic()
                     remove(tercet.run_dir)
-                    until(lambda: is_whole(tercet.run_dir), HEAL_S, f"healed after {remove.__name__}")
+                    until(lambda: is_whole(tercet.run_dir), HEAL_S, "all files are there again")
                     healed_s.append(time.monotonic() - started_at)
                     before = pids(tercet)
                     os.kill(before[0], signal.SIGKILL)
-                    wait_until_replaced(tercet, before[:1])
+                    wait_until_replaced(tercet, before[:1], REPLACE_S)
                 jobs.append(submit_job(tercet))
                 for path in base.glob("jobs.sqlite3*"):
                     path.unlink()
                 jobs.append(submit_job(tercet))
                 before = pids(tercet)
                 tercet.process.send_signal(signal.SIGHUP)
-                wait_until_replaced(tercet, before)
+                wait_until_replaced(tercet, before, REPLACE_S)
             load.wait_for(20)
         lost = [job for job in jobs if tercet.client.get(f"/jobs/{job}").status_code != 200]
     findings.figures |= {"removals": 4 * rounds, "answers": len(load.answers), "jobs": len(jobs)}
