@@ -56,7 +56,7 @@ def submit_job(tercet: Tercet) -> str:
 
 
 def lose_files(context: Context, findings: Findings) -> None:
-    """R30. Each removal, then the death of a worker and a reload, under load."""
+    """R30. Each removal, then the death of a worker, under load; then job files, each before a reload."""
     rounds = context.amount(1, 5)
     healed_s: list[float] = []
     jobs: list[str] = []
@@ -74,14 +74,15 @@ def lose_files(context: Context, findings: Findings) -> None:
                     before = pids(tercet)
                     os.kill(before[0], signal.SIGKILL)
                     wait_until_replaced(tercet, before[:1], REPLACE_S)
-                jobs.append(submit_job(tercet))
-                for path in base.glob("jobs.sqlite3*"):
-                    path.unlink()
-                jobs.append(submit_job(tercet))
-                before = pids(tercet)
-                tercet.process.send_signal(signal.SIGHUP)
-                wait_until_replaced(tercet, before, REPLACE_S)
             load.wait_for(20)
+        for _ in range(rounds):
+            jobs.append(submit_job(tercet))
+            for path in base.glob("jobs.sqlite3*"):
+                path.unlink()
+            jobs.append(submit_job(tercet))
+            before = pids(tercet)
+            tercet.process.send_signal(signal.SIGHUP)
+            wait_until_replaced(tercet, before, REPLACE_S)
         lost = [job for job in jobs if tercet.client.get(f"/jobs/{job}").status_code != 200]
     findings.figures |= {"removals": 4 * rounds, "answers": len(load.answers), "jobs": len(jobs)}
     findings.none_of("failed requests", count_failures(load.answers))
