@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` scrip
 
 from shared.errors import StartError
 from shared.masters.generations import START_FAILED_EXIT_CODE, Generations
-from shared.masters.run_directory import lock_run_directory
+from shared.masters.run_directory import file_identity, lock_run_directory, restore_lock, restore_run_directory
 from shared.masters.startup import (
     BACKLOG,
     check_access,
@@ -50,7 +49,8 @@ role = os.environ.get("TERCET_ROLE", "")
 if role not in {"gateway", "workers"}:
     sys.exit("Set TERCET_ROLE=gateway or TERCET_ROLE=workers; `tercet serve` starts both.")
 try:
-    settings = Settings.load(os.environ)
+    settings = Settings.load(os.environ).located()
+    os.environ["TERCET_RUN_DIR"] = str(settings.run_path)  # for the workers
     plan = read_or_make_plan(settings, os.environ)
 except StartError as error:
     sys.exit(str(error))
@@ -131,6 +131,7 @@ def when_ready(server: Any) -> None:
     """Before the first worker starts: admit SIGHUP, and check the addresses that are really bound."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # the supervisor has blocked it
     if role != "gateway":
+        server.socket_files = [file_identity(Path(slot.socket)) for slot in plan.slots]
         return
     try:
         for listener in server.LISTENERS:
@@ -149,18 +150,30 @@ def nworkers_changed(server: Any, new_value: int, old_value: int | None) -> None
 
 def pre_fork(server: Any, worker: Any) -> None:
     """Lease a slot, in the master. A worker's age only grows, so `age % n` is not a slot after a crash."""
-    if not (settings.run_path / PLAN_FILE).exists():
-        with suppress(StartError):  # the worker says what is wrong
-            write_plan(plan, settings.run_path)
+    _restore_files(server)
     worker.life = WorkerLife()
     worker.leases = server.generations.leases
     worker.slot_index = server.generations.lease(worker.age)
     if role == "workers":
         worker.slot = plan.slots[worker.slot_index]
         worker.pool_access = server.pool_access
+        worker.socket_file = server.socket_files[worker.slot_index]
     else:
         worker.settings = settings
         worker.activity_fd = int(activity_fd) if activity_fd else None
+
+
+def _restore_files(server: Any) -> None:
+    """Make again what a worker needs of the run directory, if it was removed."""
+    try:
+        restore_run_directory(settings.run_path)
+        server.run_directory_lock = restore_lock(
+            settings, role, server.run_directory_lock, is_supervised=bool(lifeline_fd)
+        )
+        if not (settings.run_path / PLAN_FILE).exists():
+            write_plan(plan, settings.run_path)
+    except StartError as error:
+        server.log.error("%s", error)
 
 
 def child_exit(server: Any, worker: Any) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -36,15 +36,18 @@ from shared.masters.run_directory import (
     prepare_run_directory,
     remove_lock_file,
     remove_run_files,
+    restore_lock,
+    restore_run_directory,
 )
 from shared.masters.startup import check_access, check_pool_port, listen
-from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, write_plan
+from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, read_plan, write_plan
 from shared.process import prctl
 from shared.settings import CLIENT, Settings
 
 ROOT = Path(__file__).parent.parent
 ROLES = ("workers", "gateway")
 POLL_S = 0.1
+RESTORE_S = 1.0  # how often the run directory is looked at
 REAP_S = 0.02
 # How long before the end of the grace the supervisor ceases to wait for a pool. The gateway's requests are cancelled by
 # then, so that workers may end; the kernel needs part of a second to free the memory of a model.
@@ -82,12 +85,14 @@ class Supervisor:
         """
         self._downloads: Downloads = downloads
         self._roles = roles
-        self._settings = settings
+        self._settings = settings = settings.located()
         self._idle_status = idle_status
         self._exit_code = 0
-        self._environ = environ
+        self._environ = {**environ, "TERCET_RUN_DIR": str(settings.run_path)}
         self._console = console
         self._run_path = settings.run_path
+        self._next_restore_at = 0.0  # monotonic
+        self._can_restore = True
         self._failed_slots: dict[int, str] = {}  # reasons at the start, by index
         self._own_files: list[str] = []  # names in the run directory that this instance removes at its end
         self._listener: socket.socket | None = None  # the gateway's
@@ -113,7 +118,9 @@ class Supervisor:
         ).exists()  # an instance removes it at its end
         # Orphans become children of this process: it reaps them, and sees when a process group has ended.
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        with lock_run_directory(self._settings, "serve"):
+        with ExitStack() as stack:
+            self._lock = lock_run_directory(self._settings, "serve")
+            stack.callback(self._unlock)
             self._wait_for_orphans()
             # A pool may run here without a supervisor: refuse before overwriting or removing its files.
             for role in ROLES:
@@ -132,6 +139,9 @@ class Supervisor:
     def _record(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal: `_next_signal` returns it."""
         self._signals.put(number)
+
+    def _unlock(self) -> None:
+        self._lock.close()
 
     def _wait_for_orphans(self) -> None:
         """Wait until the pools of an instance whose supervisor was killed have ended.
@@ -174,7 +184,7 @@ class Supervisor:
         self._activity_end, self._activity = os.pipe()
         os.set_blocking(self._activity_end, False)
         os.set_blocking(self._activity, False)
-        plan = self._prepare()
+        self._plan = plan = self._prepare()
         if not plan.slots:  # TERCET_POOL without TERCET_MODELS
             self._roles = ("gateway",)
         if "workers" in self._roles:
@@ -311,10 +321,29 @@ class Supervisor:
                 for master in self._masters.values():
                     master.send_signal(signal.SIGHUP)
             self._reap()
+            if time.monotonic() >= self._next_restore_at:
+                self._restore_files()
             for role, master in self._masters.items():
                 if master.poll() is not None:
                     self._restart(role, master)
             self._end_orphans(time.monotonic())
+
+    def _restore_files(self) -> None:
+        """Make again what was removed from the run directory. The pools do so with their locks and sockets."""
+        self._next_restore_at = time.monotonic() + RESTORE_S
+        try:
+            restore_run_directory(self._run_path)
+            self._lock = restore_lock(self._settings, "serve", self._lock)
+            try:
+                self._plan = read_plan(self._run_path)
+            except StartError:
+                write_plan(self._plan, self._run_path)
+        except StartError as error:
+            if self._can_restore:
+                log.error("run_directory_lost", reason=str(error))
+            self._can_restore = False
+        else:
+            self._can_restore = True
 
     def _was_active(self) -> bool:
         """Whether the gateway has reported activity since the last call."""

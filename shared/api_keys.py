@@ -14,20 +14,23 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
-from shared.watched_files import WatchedFiles
+from shared.watched_files import FilesUnsettled, WatchedFiles, file_signature
 
 KEY_PREFIX = "tct_"
 NUM_KEY_BYTES = 32
+# How long a file that was written in place must be unchanged until a key is refused because its line is gone.
+SETTLE_S = 3.0
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
 
 
@@ -52,35 +55,95 @@ _decode = msgspec.json.Decoder(ApiKey).decode
 
 
 class KeyFile:
-    """The valid keys of a file, read again when the file changes. Thread-safe."""
+    """The valid keys of a file, read again when the file changes. Thread-safe.
+
+    A key that the file marks as revoked is refused at the next look, even if other lines or the mode are wrong. While
+    something is wrong, all else stays as it was: no key is added, none is lost. A key whose line is gone is refused at
+    once if the file was replaced as a whole; if it was written in place, or ends inside a line, after `SETTLE_S`
+    without a change, because a file that is being rewritten lacks lines.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """A file that cannot be read leaves no key valid until it can; `read_keys` at start reports that earlier.
+        """A file that cannot be read at first makes no key valid until it can; `read_keys` at start reports that
+        earlier.
 
         Args:
             clock: monotonic seconds.
         """
-        self._keys = WatchedFiles[tuple[ApiKey, ...]](
-            "TERCET_KEYS", (path,), lambda: _valid_keys(path), clock, initial=()
-        )
+        self._path, self._clock = path, clock
+        self._valid: tuple[ApiKey, ...] = ()
+        self._digests: list[str] = []
+        self._file: int | None = None  # descriptor of the file, kept open so that another file cannot have its inode
+        self._close_file: Callable[[], object] = lambda: None
+        self._unsettled: tuple[object, float] | None = None  # signature of a file that lacks keys, and since when
+        self._files = WatchedFiles[tuple[()]]("TERCET_KEYS", (path,), self._read, clock, initial=())
 
     def find(self, candidates: Sequence[str]) -> ApiKey | None:
         """The record of the first candidate that is a valid key.
 
         Every candidate is compared with every key, in constant time, so the time does not depend on which key matches.
         """
-        keys = self._keys.value
+        _ = self._files.value
+        keys, digests = self._valid, self._digests
         found: ApiKey | None = None
         for candidate in reversed(candidates):
-            digest = _digest(candidate)
-            for key in keys:
-                if hmac.compare_digest(key.sha256, digest):
-                    found = key
+            digest, compare = _digest(candidate), hmac.compare_digest
+            matches = [compare(own, digest) for own in digests]
+            if any(matches) and len(keys) == len(matches):
+                found = keys[matches.index(True)]
         return found
 
+    def _read(self) -> tuple[()]:
+        """
+        Raises:
+            StartError: as `read_keys`.
+            FilesUnsettled: the file lacks keys, and may be about to get them.
+        """
+        signature = file_signature(self._path)
+        content = _read_file(self._path)
+        revoked = {key.id for key in content.keys if key.revoked}
+        self._set(key for key in self._valid if key.id not in revoked)
+        if content.error is not None:
+            os.close(content.file)
+            raise content.error
+        listed = {key.id for key in content.keys}
+        lacking = [key for key in self._valid if key.id not in listed]
+        is_whole = self._is_another(content.file) and content.ends_with_line
+        valid = [key for key in content.keys if key.revoked is None]
+        if lacking and not is_whole and not self._is_settled(signature):
+            os.close(content.file)
+            self._set([*valid, *lacking])
+            raise FilesUnsettled
+        self._set(valid)
+        self._unsettled = None
+        self._close_file()
+        self._file = content.file
+        self._close_file = weakref.finalize(self, os.close, content.file)
+        return ()
 
-def _valid_keys(path: Path) -> tuple[ApiKey, ...]:
-    return tuple(key for key in read_keys(path) if key.revoked is None)
+    def _set(self, keys: Iterable[ApiKey]) -> None:
+        self._valid = tuple(keys)
+        self._digests = [key.sha256 for key in self._valid]
+
+    def _is_another(self, file: int) -> bool:
+        """Whether a file is not the one that was read last."""
+        if self._file is None:
+            return True
+        return not os.path.samestat(os.fstat(file), os.fstat(self._file))
+
+    def _is_settled(self, signature: object) -> bool:
+        if self._unsettled is None or self._unsettled[0] != signature:
+            self._unsettled = signature, self._clock()
+        return self._clock() - self._unsettled[1] >= SETTLE_S
+
+
+class _KeyFileContent(NamedTuple):
+    """What of a key file can be read. `file`: its open descriptor. `error`: what is wrong with the rest."""
+
+    file: int
+    keys: list[ApiKey]
+    error: StartError | None
+    ends_with_line: bool
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -90,33 +153,48 @@ def read_keys(path: Path) -> list[ApiKey]:
         StartError: the file cannot be read, other users may read or write it, or a line is wrong. The message holds
             no contents of the file.
     """
+    content = _read_file(path)
+    os.close(content.file)
+    if content.error is not None:
+        raise content.error
+    return content.keys
+
+
+def _read_file(path: Path) -> _KeyFileContent:
+    """
+    Raises:
+        StartError: the file cannot be read.
+    """
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            lines = file.read().splitlines()
+        with path.open("rb") as opened:
+            status, data = os.fstat(opened.fileno()), opened.read()
+            file = os.dup(opened.fileno())
     except OSError as error:
         raise StartError(
             f"The key file {path} (TERCET_KEYS) cannot be read ({error.strerror}): "
             "`tercet key new NAME` creates it, or correct the path."
         ) from error
+    wrong = None
     if status.st_mode & _others_mode(status.st_uid, os.geteuid()):
-        raise StartError(
-            f"The key file {path} (TERCET_KEYS) may be read or written by other users: run `chmod 600 {path}`."
-        )
-    keys: list[ApiKey] = []
-    for number, line in enumerate(lines, 1):
+        wrong = f"The key file {path} (TERCET_KEYS) may be read or written by other users: run `chmod 600 {path}`."
+    keys: dict[str, ApiKey] = {}
+    for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            keys.append(_decode(line))
+            key = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):  # its message may quote the line
-            raise StartError(
+            wrong = wrong or (
                 f"Line {number} of the key file {path} (TERCET_KEYS) is not a key that `tercet key new` wrote: "
                 "correct or remove it."
-            ) from None
-        if any(key.id == keys[-1].id for key in keys[:-1]):
-            raise StartError(f"Line {number} of the key file {path} (TERCET_KEYS) repeats an id: remove one of both.")
-    return keys
+            )
+            continue
+        if key.id in keys:
+            wrong = wrong or (f"Line {number} of the key file {path} (TERCET_KEYS) repeats an id: remove one of both.")
+        # Of two lines with an id, a revocation counts.
+        if key.id not in keys or key.revoked:
+            keys[key.id] = key
+    return _KeyFileContent(file, [*keys.values()], StartError(wrong) if wrong else None, data.endswith(b"\n"))
 
 
 def _others_mode(owner_id: int, user_id: int) -> int:

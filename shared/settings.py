@@ -11,7 +11,6 @@ import inspect
 import ipaddress
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from msgspec import Meta
 from shared.errors import StartError
 from shared.home import absolute_path, home_directory
 from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
+from shared.run_paths import default_run_path
 
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
@@ -318,7 +318,8 @@ class ServerSettings:
 
     Attributes:
         bind: address of the gateway; loopback by default, because any client that can connect may use the server
-        run_dir: directory of sockets, slot plan and locks; each running instance needs its own
+        run_dir: directory of sockets, slot plan and locks; each running instance needs its own. Without
+            XDG_RUNTIME_DIR the default is below /run/user, ~/.local/state/tercet or the directory for temporary files
         cache_dir: models converted from GGUF, which need it; the choice of GPU kernels, results of the int8 check, and
             int8 weights, which workers of a model share: where it cannot be written to, each start makes them anew
         grace_s: time that a stopping or outgoing worker has to finish accepted requests
@@ -333,7 +334,7 @@ class ServerSettings:
     """
 
     bind: Address = _setting(Address("127.0.0.1", 8000), "host:port", parse=_address)
-    run_dir: Path | None = _setting(None, "directory", shown="<temporary dir>/tercet-<uid>-<port>", parse=absolute_path)
+    run_dir: Path | None = _setting(None, "directory", shown="$XDG_RUNTIME_DIR/tercet-<port>", parse=absolute_path)
     cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=absolute_path)
     grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(30.0, "seconds")
     drain_s: Annotated[float, Meta(ge=0, le=120)] = _setting(0.5, "seconds")
@@ -569,16 +570,17 @@ class Settings:
         """The run directory, absolute; it may not exist yet.
 
         Raises:
-            StartError: it is not set, and there is no temporary directory.
+            StartError: it is not set, and there is no directory for the default.
         """
-        if self.server.run_dir is not None:
-            return self.server.run_dir
-        try:
-            return Path(tempfile.gettempdir()) / f"tercet-{os.getuid()}-{self.server.bind.port}"
-        except FileNotFoundError as error:
-            raise StartError(
-                "There is no temporary directory that this user can write: set TERCET_RUN_DIR to a directory."
-            ) from error
+        return self.server.run_dir or default_run_path(self.server.bind.port)
+
+    def located(self) -> Settings:
+        """These settings with the run directory set, for all processes of an instance: the default may change.
+
+        Raises:
+            StartError: as `run_path`.
+        """
+        return replace(self, server=replace(self.server, run_dir=self.run_path))
 
     @property
     def job_store(self) -> str:

@@ -21,6 +21,10 @@ Signature = tuple[int, int, int, int]
 log = structlog.get_logger()
 
 
+class FilesUnsettled(Exception):
+    """The files seem to be written at this moment: they are to be read again at the next look."""
+
+
 class WatchedFiles(Generic[T]):
     """What `read` made of some files, made again when one of them has changed. Thread-safe.
 
@@ -39,7 +43,8 @@ class WatchedFiles(Generic[T]):
         """
         Args:
             name: what the log calls the files.
-            read: raises `StartError` where the files are wrong; its text holds no contents of them.
+            read: raises `StartError` where the files are wrong; its text holds no contents of them. May raise
+                `FilesUnsettled` after the first time.
             clock: monotonic seconds.
             initial: the value until the files can be read; None: they must be readable now.
 
@@ -73,13 +78,15 @@ class WatchedFiles(Generic[T]):
         signatures = self._look()
         if signatures == self._signatures:
             return
-        self._signatures = signatures
         try:
             self._value = self._read()
+        except FilesUnsettled:
+            return
         except StartError as error:
             log.error("files_not_read", files=self._name, reason=str(error))
         else:
             log.info("files_read", files=self._name)
+        self._signatures = signatures
 
     def _look(self) -> list[Signature | None]:
         return [file_signature(path) for path in self._paths]

@@ -24,14 +24,17 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from gunicorn.sock import UnixSocket
 from gunicorn.workers.gthread import ThreadWorker
 
 from shared import wire
-from shared.errors import TercetError
+from shared.errors import StartError, TercetError
 from shared.masters.generations import START_FAILED_EXIT_CODE
+from shared.masters.run_directory import file_identity, restore_run_directory
 from shared.masters.worker_life import LifePhase
 from workers.tcp_port import TcpConnection, TcpPort
 
@@ -75,6 +78,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     slot_index: int
     leases: Leases
     pool_access: PortAccess | None
+    socket_file: tuple[int, int] | None  # of the listening Unix socket's file
     wsgi: SlotApp
     alive: bool
     _port: TcpPort | None = None
@@ -162,6 +166,8 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.set_accept_enabled(self.alive)
         if self._has_predecessor and self.life.phase is LifePhase.LOADING and self.service.state().state == "failed":
             self._end_reload()
+        if self.alive and self._accepting and file_identity(Path(self.slot.socket)) != self.socket_file:
+            self._restore_socket()
         if self._port is not None:
             self._port.end_late()
         if not self.alive and not self._is_drained:
@@ -171,6 +177,33 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                     listener.close()  # connections are refused, and do not wait in it until the process ends
             self._end_waits()
             self.service.drain(self.cfg.graceful_timeout)
+
+    def _restore_socket(self) -> None:
+        """Listen on a new socket in place of one whose file was removed, which cannot be linked again.
+
+        The newest generation that accepts has the file; the listener that the master holds remains without one.
+        """
+        if self.leases.successor_is_warm(self.slot_index, self.age):
+            return
+        path = Path(self.slot.socket)
+        try:
+            restore_run_directory(path.parent)
+            listener = UnixSocket(str(path), self.cfg, self.log)
+        except (OSError, ValueError, StartError) as error:
+            if self.socket_file is not None:
+                log.error("socket_not_restored", slot=self.slot_index, reason=str(error))
+            self.socket_file = None
+            return
+        self.set_accept_enabled(False)
+        for lost in [each for each in self.sockets if each.sock.family == socket.AF_UNIX]:
+            while select.select([lost.sock], [], [], 0)[0]:  # connected before the file was removed
+                self.accept(lost)
+            self.sockets.remove(lost)
+            lost.close()
+        self.sockets.append(listener)
+        self.socket_file = file_identity(path)
+        self.set_accept_enabled(True)
+        log.warning("socket_restored", slot=self.slot_index)
 
     def accept(self, listener: Any) -> None:
         """As gunicorn's; a connection on TCP holds no thread before it has sent something."""

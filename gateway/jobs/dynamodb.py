@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 
 import msgspec
 
-from gateway.jobs.store import MAX_CALLS, REMEMBERED_S, Job, Queue, decode_job
+from gateway.jobs.store import MAX_CALLS, REMEMBERED_S, DamagedRecord, Job, Queue, decode_record, log_damaged
 from shared.errors import JobsUnavailable
 
 CONNECT_TIMEOUT_S = 2.0
@@ -57,6 +59,13 @@ class DynamoDbStore:
         )
         self._arguments = {"region_name": region, "endpoint_url": endpoint, "config": config}
         self._client: Any = None
+        self._epoch = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        if self._client is None:
+            with self._connected():  # its answer says the time
+                pass
+        return time.monotonic() + self._epoch
 
     def insert(self, job: Job) -> bool:
         put: dict[str, Any] = {"TableName": self._table, "Item": item_of(job), **_ABSENT}
@@ -68,20 +77,30 @@ class DynamoDbStore:
 
     def read(self, job_id: str) -> Job | None:
         item = self._get(f"job:{job_id}")
-        return None if item is None else job_of(item)
+        if item is None or "queue" not in item:  # it was set aside
+            return None
+        try:
+            job = job_of(item)
+            if job.queue != item["queue"].get("S"):
+                raise DamagedRecord
+        except DamagedRecord:
+            self._set_aside(job_id, item["queue"])
+            return None
+        return job
 
     def find_idempotent(self, idempotency: str) -> str | None:
         pk = f"idempotency:{idempotency}"
         if (item := self._get(pk)) is None:
             return None
-        job_id = str(item["job"]["S"])
-        if self._get(f"job:{job_id}") is None:  # its time to live has ended before that of this item
+        job_id = str(next(iter(item.get("job", {"S": ""}).values())))
+        # Its time to live has ended before that of this item, or it was set aside.
+        if "queue" not in (self._get(f"job:{job_id}") or {}):
             self._write(
                 lambda client: client.delete_item(
                     TableName=self._table,
                     Key=_key(pk),
                     ConditionExpression="job = :job",
-                    ExpressionAttributeValues={":job": item["job"]},
+                    ExpressionAttributeValues={":job": item.get("job", {"S": ""})},
                 )
             )
             return None
@@ -131,6 +150,32 @@ class DynamoDbStore:
                 self._client.close()
                 self._client = None
 
+    def _set_aside(self, job_id: str, queue: dict[str, Any]) -> None:
+        """Take a damaged item out of the index. Time to live erases it."""
+        if self._write(
+            lambda client: client.update_item(
+                TableName=self._table,
+                Key=_key(f"job:{job_id}"),
+                UpdateExpression="REMOVE queue SET erase_at = :erase_at",
+                ConditionExpression="queue = :queue",
+                ExpressionAttributeValues={
+                    ":queue": queue,
+                    ":erase_at": {"N": str(math.ceil(self.now() + REMEMBERED_S))},
+                },
+            )
+        ):
+            log_damaged(job_id)
+
+    def _note_call(self, context: dict[str, Any], **_: Any) -> None:
+        context["tercet_called_at"] = time.monotonic()
+
+    def _note_answer(self, http_response: Any, context: dict[str, Any], **_: Any) -> None:
+        """Correct the clock as little as an answer demands: its `Date`, cut to seconds, is between call and answer."""
+        with suppress(TypeError, ValueError):
+            date = parsedate_to_datetime(http_response.headers.get("date")).timestamp()
+            self._epoch = min(self._epoch, date + 1.0 - context["tercet_called_at"])
+            self._epoch = max(self._epoch, date - time.monotonic())
+
     def _get(self, key: str) -> dict[str, Any] | None:
         with self._connected() as client:
             item: dict[str, Any] | None = client.get_item(
@@ -161,6 +206,8 @@ class DynamoDbStore:
             with _creating:
                 if self._client is None:
                     client = _session().client("dynamodb", **self._arguments)
+                    client.meta.events.register("before-call.dynamodb", self._note_call)
+                    client.meta.events.register("after-call.dynamodb", self._note_answer)
                     self._create_table(client)
                     self._client = client
             yield self._client
@@ -234,10 +281,18 @@ def item_of(job: Job) -> dict[str, Any]:
 
 
 def job_of(item: dict[str, Any]) -> Job:
+    """
+    Raises:
+        DamagedRecord: it is not a job.
+    """
+    job_id = item["pk"]["S"].removeprefix("job:")
     if "data" in item:  # of an earlier gateway, which wrote the whole job into one attribute
-        return decode_job(item["data"]["B"])
-    fields = {name: _plain(item[name]) for name in _FIELDS if name in item}
-    return msgspec.convert({**fields, "id": item["pk"]["S"].removeprefix("job:")}, Job, strict=False)
+        return decode_record(item["data"].get("B"), id=job_id)
+    try:
+        fields = {name: _plain(item[name]) for name in _FIELDS if name in item}
+        return msgspec.convert({**fields, "id": job_id}, Job, strict=False)
+    except (msgspec.MsgspecError, TypeError, ValueError, StopIteration) as error:
+        raise DamagedRecord from error
 
 
 _FIELDS = tuple(field.name for field in msgspec.structs.fields(Job))

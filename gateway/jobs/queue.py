@@ -66,7 +66,7 @@ class JobQueue:
         ttl_s: float,
         max_open: int,
         count: Count = lambda _event: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """
         Args:
@@ -74,13 +74,13 @@ class JobQueue:
             max_open: jobs that may be queued or running.
             count: called with the event of each transition: queued, started, put_back, succeeded, failed, cancelled,
                 expired, deleted.
-            clock: seconds since the epoch, the same for all processes that share the store.
+            clock: seconds since the epoch, the same for all processes that share the store; None: the store's.
         """
         self._store = store
         self._ttl_s = ttl_s
         self._max_open = max_open
         self._count = count
-        self._clock = clock
+        self._clock = clock or store.now
         self._gate = StoreGate(store.max_calls)
         self.num_cleared = 0
 

@@ -2,22 +2,41 @@
 
 A job is a hash with its version and its data; a sorted set per queue holds the ids by `due_at`; a set per owner holds
 the open ones. All keys have one hash tag, so that a cluster keeps them together. Redis loses nothing that it has
-confirmed if it writes each change to its disk (`appendonly yes`, `appendfsync always`).
+confirmed if it writes each change to its disk (`appendonly yes`, `appendfsync always`). The clock is that of Redis.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
-from gateway.jobs.store import MAX_CALLS, Job, Queue, decode_job, encode_job
+from gateway.jobs.store import (
+    MAX_CALLS,
+    REMEMBERED_S,
+    DamagedRecord,
+    Job,
+    Queue,
+    decode_record,
+    encode_job,
+    log_damaged,
+)
 from gateway.shared_store.client import open_redis
-from gateway.shared_store.scripts import DELETE_JOB, INSERT_JOB, REPLACE_JOB
+from gateway.shared_store.scripts import (
+    DELETE_JOB,
+    FREE_IDEMPOTENCY,
+    INSERT_JOB,
+    LIST_DUE_JOBS,
+    REPLACE_JOB,
+    SET_JOB_ASIDE,
+)
 from shared.errors import JobsUnavailable
 from shared.redis_urls import parse_redis_url
 
 TIMEOUT_S = 5.0
+# How long the difference between Redis' clock and this process' monotonic one is used.
+CLOCK_S = 1.0
 PREFIX = "{tercet}"  # of all keys
 
 
@@ -35,10 +54,23 @@ class RedisStore:
         import redis
 
         self._error = redis.RedisError
+        self._refusal = redis.ResponseError
+        self._epoch = 0.0  # to be added to the monotonic clock
+        self._epoch_until = float("-inf")  # monotonic
         self._redis = open_redis(parse_redis_url(url), TIMEOUT_S)
-        self._insert, self._replace, self._delete = (
-            self._redis.register_script(script) for script in (INSERT_JOB, REPLACE_JOB, DELETE_JOB)
+        self._insert, self._replace, self._delete, self._list_due, self._set_job_aside, self._free = (
+            self._redis.register_script(script)
+            for script in (INSERT_JOB, REPLACE_JOB, DELETE_JOB, LIST_DUE_JOBS, SET_JOB_ASIDE, FREE_IDEMPOTENCY)
         )
+
+    def now(self) -> float:
+        now = time.monotonic()
+        if now >= self._epoch_until:
+            with self._translating():
+                seconds, microseconds = self._redis.time()
+            now = time.monotonic()
+            self._epoch, self._epoch_until = seconds + microseconds / 1e6 - now, now + CLOCK_S
+        return now + self._epoch
 
     def insert(self, job: Job) -> bool:
         with self._translating():
@@ -46,13 +78,31 @@ class RedisStore:
 
     def read(self, job_id: str) -> Job | None:
         with self._translating():
-            data = self._redis.hget(f"{PREFIX}:job:{job_id}", "data")
-        return None if data is None else decode_job(data)
+            try:
+                version, data = self._redis.hmget(f"{PREFIX}:job:{job_id}", "version", "data")
+            except self._refusal as error:
+                if not str(error).startswith("WRONGTYPE"):
+                    raise
+                version = data = b""
+        if data is None and version is None:
+            return None
+        try:
+            return decode_record(data, id=job_id, version=int(version or 0))
+        except (DamagedRecord, ValueError):
+            self._set_aside(job_id, data or b"")
+            return None
 
     def find_idempotent(self, idempotency: str) -> str | None:
+        name = f"{PREFIX}:idempotency:{idempotency}"
         with self._translating():
-            job_id = self._redis.get(f"{PREFIX}:idempotency:{idempotency}")
-        return None if job_id is None else str(job_id, "ascii")
+            found = self._redis.get(name)
+            if found is None:
+                return None
+            job_id = _shown(found)
+            if not self._redis.exists(job := f"{PREFIX}:job:{job_id}"):
+                self._free(keys=[name, job], args=[found])
+                return None
+        return job_id
 
     def replace(self, old: Job, new: Job) -> bool:
         with self._translating():
@@ -65,8 +115,14 @@ class RedisStore:
 
     def due(self, queue: Queue, until: float, limit: int) -> list[str]:
         with self._translating():
-            found = self._redis.zrange(f"{PREFIX}:queue:{queue}", "-inf", until, byscore=True, offset=0, num=limit)
-        return [str(job_id, "ascii") for job_id in found]
+            while True:
+                arguments = [until, limit, f"{PREFIX}:job:"]
+                present, absent = self._list_due(keys=[f"{PREFIX}:queue:{queue}"], args=arguments)
+                for job_id in absent:
+                    self._forget_owner(job_id)
+                    log_damaged(_shown(job_id))
+                if present or len(absent) < limit:
+                    return [_shown(job_id) for job_id in present]
 
     def num_open(self, owner: str | None = None) -> int:
         with self._translating():
@@ -76,6 +132,19 @@ class RedisStore:
 
     def close(self) -> None:
         self._redis.close()
+
+    def _set_aside(self, job_id: str, data: bytes) -> None:
+        names = [f"job:{job_id}", f"damaged:{job_id}", *(f"queue:{queue}" for queue in get_args(Queue))]
+        with self._translating():
+            keys = [f"{PREFIX}:{name}" for name in names]
+            if self._set_job_aside(keys=keys, args=[job_id, data, int(REMEMBERED_S)]):
+                self._forget_owner(job_id.encode())
+                log_damaged(job_id)
+
+    def _forget_owner(self, job_id: bytes) -> None:
+        """Count the job for no owner: whose it was is in its record."""
+        for owner in self._redis.scan_iter(match=f"{PREFIX}:owner:*", count=1000):
+            self._redis.srem(owner, job_id)
 
     def _keys(self, old: Job, new: Job) -> list[str]:
         """The names that a job's scripts use, in their order."""
@@ -102,3 +171,7 @@ class RedisStore:
 
 def _arguments(job: Job) -> list[Any]:
     return [job.version, job.id, repr(job.due_at), encode_job(job), job.idempotency]
+
+
+def _shown(job_id: bytes) -> str:
+    return str(job_id, "ascii", "backslashreplace")

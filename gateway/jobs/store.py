@@ -2,14 +2,16 @@
 
 A store keeps jobs and replaces one by its next version if it still has the version that was read (compare-and-set).
 Every transition is such a replacement, so any number of processes may share a store. What transitions exist is known
-here; when they happen, in `gateway.jobs.queue`.
+here; when they happen, in `gateway.jobs.queue`. A record that is damaged costs its job: the store takes it out of all
+queues and keeps it for a day, and everything else goes on.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
+import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -24,15 +26,16 @@ _QUEUES: dict[JobState, Queue] = {
     "cancelled": "final",
     "expired": "expired",
 }
-# How long the id of an expired job is answered with 410.
+# How long the id of an expired job is answered with 410, and a damaged record is kept.
 REMEMBERED_S = 86_400.0
 # Clients' calls at the same time to a store on the network. A call waits for its answers, so more of them would be
 # faster, but each holds one of the gateway's threads (`gateway.server.work`).
 MAX_CALLS = 4
+log = structlog.get_logger()
 
 
 class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job as it is stored. Times are in seconds since the epoch, of the clock of the gateway that wrote them.
+    """A job as it is stored. Times are in seconds since the epoch, of the store's clock (`JobStore.now`).
 
     Attributes:
         version: number of this record's version; each replacement adds 1.
@@ -92,11 +95,18 @@ class JobStore(Protocol):
     max_bytes: int | None
     max_calls: int
 
+    def now(self) -> float:
+        """Seconds since the epoch, by a clock that all processes share which use the store. The time of day of one of
+        them may be wrong, or jump."""
+        ...
+
     def insert(self, job: Job) -> bool:
         """Add a job. False: its id or its `idempotency` exists."""
         ...
 
-    def read(self, job_id: str) -> Job | None: ...
+    def read(self, job_id: str) -> Job | None:
+        """The job. None: there is none with this id, or its record is damaged and was set aside."""
+        ...
 
     def find_idempotent(self, idempotency: str) -> str | None:
         """The id of the job with this `idempotency`."""
@@ -123,6 +133,33 @@ class JobStore(Protocol):
 
 decode_job = msgspec.msgpack.Decoder(Job).decode
 encode_job = msgspec.msgpack.Encoder().encode
+
+
+class DamagedRecord(Exception):
+    """What is stored of a job is not a job, or not the job that its other columns describe."""
+
+
+def decode_record(data: Any, **columns: object) -> Job:
+    """
+    Args:
+        columns: what the store keeps beside the data, by the name of the job's attribute. A job that another value
+            describes would be listed and never leased, or never replaced.
+
+    Raises:
+        DamagedRecord
+    """
+    try:
+        job = decode_job(data)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedRecord from error
+    if any(getattr(job, name) != value for name, value in columns.items()):
+        raise DamagedRecord
+    return job
+
+
+def log_damaged(job_id: object) -> None:
+    """Log that a record was set aside. Without API keys, a whole id is enough to read the result."""
+    log.error("job_damaged", job=str(job_id)[:8])
 
 
 # Transitions. Each returns the job's next version.

@@ -3,8 +3,7 @@
 A bucket holds a minute's requests and refills evenly: a key that has been idle may send a minute's requests at once,
 and in the long run it gets its rate exactly. It knows neither what a request is nor who sends it.
 
-Gateways with a shared store share a key's bucket. They use the time of day, so their clocks must agree: a clock
-that is a second ahead adds a second's requests to a bucket, once.
+Gateways with a shared store share a key's bucket and use the store's clock, so their own clocks need not agree.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from gateway.shared_store.connection import SharedStore, SharedStoreAway
 from shared.errors import QuotaExceeded
 
 _BUCKET = TokenBucket()
+# No request waits longer for its turn than a minute, at one a minute; the library adds a little to it.
+MAX_WAIT_MS = 70_000
 
 
 class RateLimits:
@@ -73,11 +74,22 @@ class RateLimits:
         try:
             with shared.using("rate") as client:
                 store: Any = RedisStateStore(client, shared.name("rate", key_id))
-                decision = store.check(_BUCKET, _rates(per_minute), time.time_ns() // 1_000_000, weight=1)
+                decision = _check(store, client, per_minute)
+                if not decision.allowed and (decision.retry_after_ms or 0) > MAX_WAIT_MS:
+                    # The clock has gone back: that of Redis' machine, or of another machine after a failover.
+                    store.reset()
+                    decision = _check(store, client, per_minute)
         except SharedStoreAway:
             return None
-        assert isinstance(decision, Decision)
         return decision
+
+
+def _check(store: Any, client: Any, per_minute: int) -> Decision:
+    seconds, microseconds = client.time()
+    now_ms = 1000 * int(seconds) + int(microseconds) // 1000
+    decision = store.check(_BUCKET, _rates(per_minute), now_ms, weight=1)
+    assert isinstance(decision, Decision)
+    return decision
 
 
 @lru_cache(maxsize=1024)

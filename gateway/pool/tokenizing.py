@@ -128,8 +128,8 @@ class PoolTokenizer:
         except KeyError:  # a slot of another machine, which has been removed
             text.tried.add(slot)
         except BranchError as error:
-            if error.is_lie:
-                self._admission.set_aside(slot, error.detail)
+            if error.is_lie and self._admission.set_aside(slot, error.detail):
+                log.warning("slot_set_aside", slot=slot, code=error.code, reason=error.detail, seconds=ASIDE_S)
             if text.error is not None:
                 raise text.error from error
             if not error.is_retryable:

@@ -1,13 +1,15 @@
 """The run directory of one instance: sockets, locks and the slot plan, private to one user.
 
 Files are created and removed by name. A marker file identifies a directory that Tercet created; a directory with other
-files and no marker is refused. This module does not know what the files contain.
+files and no marker is refused. A running instance makes again what is removed. This module does not know what the files
+contain.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,12 +18,12 @@ from pathlib import Path
 from typing import IO
 
 from shared.errors import StartError, refusing_os_errors
+from shared.run_paths import MAX_SOCKET_PATH_BYTES, is_in_use, num_socket_path_bytes
 from shared.settings import Settings
 
-# Linux binds paths of up to 107 bytes (`sun_path` in <sys/un.h>); this keeps a margin.
-MAX_SOCKET_PATH_BYTES = 100
 MARKER_FILE = "tercet-run-directory"
 _MARKER_TEXT = "Made by Tercet for the sockets, locks and slot plan of one running instance.\n"
+_SOCKET_NAME = re.compile(r"slot-[0-9]+\.sock")
 _SUPERVISED = "supervised"  # second line of a lock file whose holder has a supervisor
 
 
@@ -41,26 +43,35 @@ def prepare_run_directory(settings: Settings) -> Path:
             written by another user, or has files but no marker.
     """
     path = settings.run_path
-    longest = len(os.fsencode(path / "slot-000.sock"))
+    longest = num_socket_path_bytes(path)
     if longest > MAX_SOCKET_PATH_BYTES:
         raise StartError(
             f"The run directory {path} is too long for a Unix socket ({longest} bytes with a socket's name, "
             f"at most {MAX_SOCKET_PATH_BYTES}): set TERCET_RUN_DIR to a shorter path."
         )
-    with refusing_os_errors("The run directory cannot be created:", path), suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=True)
-    _check_directory(path)
+    _make_directory(path)
     marker = path / MARKER_FILE
     if not _is_regular_file(marker):
         # Only the marker is created here: two masters that start together may both do it.
-        if any(entry.name != MARKER_FILE for entry in path.iterdir()) or os.path.lexists(marker):
+        if os.path.lexists(marker) or not _may_be_marked(path):
             raise StartError(
                 f"The run directory {path} is not empty and was not created by Tercet (it has no file {MARKER_FILE}): "
                 "set TERCET_RUN_DIR to a new or an empty directory."
             )
-        with refusing_os_errors("The run directory cannot be marked:", marker):
-            _write_marker(marker)
+        _write_marker(marker)
     return path
+
+
+def restore_run_directory(path: Path) -> None:
+    """Make the run directory of a running instance again, and mark it, if it is gone or its old files were removed.
+
+    Raises:
+        StartError: it cannot be made, or is not this user's any more.
+    """
+    marker = path / MARKER_FILE
+    if not _is_regular_file(marker):
+        _make_directory(path)
+        _write_marker(marker)
 
 
 def lock_run_directory(settings: Settings, name: str, *, is_supervised: bool = False) -> IO[str]:
@@ -95,6 +106,29 @@ def lock_run_directory(settings: Settings, name: str, *, is_supervised: bool = F
         os.ftruncate(lock.fileno(), 0)
         os.pwrite(lock.fileno(), f"{os.getpid()}\n{_SUPERVISED if is_supervised else ''}\n".encode(), 0)
     return lock
+
+
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another that has taken its place, perhaps with its inode; None if there is none."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
+def restore_lock(settings: Settings, name: str, lock: IO[str], *, is_supervised: bool = False) -> IO[str]:
+    """Lock again if the file of a held lock was removed. Returns the lock that is held now.
+
+    Raises:
+        StartError: as `lock_run_directory`.
+    """
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), (settings.run_path / f"{name}.lock").stat()):
+            return lock
+    restored = lock_run_directory(settings, name, is_supervised=is_supervised)
+    lock.close()
+    return restored
 
 
 @contextmanager
@@ -163,6 +197,26 @@ def remove_run_files(path: Path, names: Iterable[str]) -> None:
             path.rmdir()
 
 
+def _make_directory(path: Path) -> None:
+    with refusing_os_errors("The run directory cannot be created:", path), suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    _check_directory(path)
+
+
+def _may_be_marked(path: Path) -> bool:
+    """Whether a directory without a marker is empty, or an instance's whose files were removed for their age: programs
+    that do so leave sockets and what is locked."""
+    names = {entry.name for entry in path.iterdir()} - {MARKER_FILE}
+    return all(_is_slot_socket(path / name) for name in names) or is_in_use(path)
+
+
+def _is_slot_socket(path: Path) -> bool:
+    try:
+        return bool(_SOCKET_NAME.fullmatch(path.name)) and stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:  # removed meanwhile
+        return True
+
+
 def _check_directory(path: Path) -> None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -184,9 +238,10 @@ def _is_regular_file(path: Path) -> bool:
 
 
 def _write_marker(marker: Path) -> None:
-    file = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(file, "w") as writer:
-        writer.write(_MARKER_TEXT)
+    with refusing_os_errors("The run directory cannot be marked:", marker):
+        file = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(file, "w") as writer:
+            writer.write(_MARKER_TEXT)
 
 
 def _open_lock(path: Path) -> IO[str]:

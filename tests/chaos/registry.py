@@ -6,6 +6,7 @@ from tests.chaos.measure import Row
 from tests.chaos.rows.bulkheads import keep_others_served
 from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
+from tests.chaos.rows.files import lose_files
 from tests.chaos.rows.lies import distrust_liars
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.signals import heal_after_refused_reloads, signal_at_any_moment
@@ -67,6 +68,12 @@ ROWS = (
         "A worker may answer anything: every client gets one answer by its deadline + 100 ms, the gateway's memory "
         "grows at most 16 MB, values of labels are bounded, the slot is set aside",
         distrust_liars,
+    ),
+    Row(
+        "R30",
+        "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, "
+        "all made again, no accepted job lost",
+        lose_files,
     ),
     Row(
         "S13",

@@ -13,7 +13,8 @@ import pytest
 from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
 
-SHORT_ROWS = ("R6", "R7", "R28", "R29")  # tests/e2e/test_pools.py kills workers, too
+# tests/e2e/test_pools.py kills workers, too, and test_run_directory.py removes files
+SHORT_ROWS = ("R6", "R7", "R28", "R29")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from shared.api_keys import KeyFile, new_key, read_keys, revoke_key
+from shared.api_keys import SETTLE_S, KeyFile, new_key, read_keys, revoke_key
 from shared.errors import StartError
 from shared.watched_files import POLL_S
 
@@ -161,6 +162,83 @@ def test_a_file_that_breaks_later_keeps_its_keys_and_is_logged_once(path: Path, 
     clock.pass_poll()
     assert key_file.find([mended]) is not None
     assert key_file.find([key]) is None
+
+
+@pytest.mark.parametrize("damage", [break_line, open_to_others, lambda path: path.chmod(0o666)])
+def test_a_revocation_counts_in_a_file_that_is_wrong_elsewhere_and_a_new_key_does_not(
+    path: Path, damage: Callable[[Path], None]
+) -> None:
+    clock = Clock()
+    (key, record), (other, _) = new_key(path, "n"), new_key(path, "other")
+    key_file = KeyFile(path, clock)
+    revoke_key(path, record.id)
+    added, _ = new_key(path, "added")
+    damage(path)
+    with capture_logs() as logs:
+        clock.pass_poll()
+        assert [key_file.find([each]) is not None for each in (key, other, added)] == [False, True, False]
+    assert [entry["event"] for entry in logs] == ["files_not_read"]
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1, "a line"])
+def test_a_file_that_is_rewritten_in_place_refuses_no_valid_key(path: Path, length: int | str) -> None:
+    """Each look comes in the middle of it."""
+    clock = Clock()
+    keys = [new_key(path, f"n{number}")[0] for number in range(3)]
+    whole = path.read_bytes()
+    part = whole[: whole.index(b"\n") + 1] if isinstance(length, str) else whole[:length]
+    key_file = KeyFile(path, clock)
+    for number in range(6):
+        path.write_bytes(part + b"\n" * number)
+        os.utime(path, ns=(number, number))
+        clock.pass_poll()
+        assert all(key_file.find([key]) for key in keys)
+    path.write_bytes(whole)
+    clock.pass_poll()
+    assert all(key_file.find([key]) for key in keys)
+
+
+@pytest.mark.parametrize("num_lines", [0, 1])
+def test_a_line_that_is_removed_in_place_counts_when_the_file_rests(path: Path, num_lines: int) -> None:
+    clock = Clock()
+    keys = [new_key(path, f"n{number}")[0] for number in range(2)]
+    key_file = KeyFile(path, clock)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines]))
+    clock.pass_poll()
+    assert key_file.find([keys[1]]) is not None
+    for _ in range(int(SETTLE_S / POLL_S) + 1):
+        clock.pass_poll()
+        key_file.find([])
+    assert [key_file.find([key]) is not None for key in keys] == [num_lines == 1, False]
+
+
+def test_a_key_that_is_added_in_place_is_valid_at_the_next_look(path: Path, tmp_path: Path) -> None:
+    clock = Clock()
+    new_key(path, "n")
+    key_file = KeyFile(path, clock)
+    added, _ = new_key(tmp_path / "other", "added")
+    with path.open("ab") as file:
+        file.write((tmp_path / "other").read_bytes())
+    clock.pass_poll()
+    assert key_file.find([added]) is not None
+
+
+def test_ten_thousand_keys_are_read_in_linear_time(path: Path) -> None:
+    """Each line is compared with no other: comparisons of ids would be fifty million."""
+    write(path, "".join(json.dumps({**LINE, "id": str(number)}) + "\n" for number in range(10_000)))
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        keys = read_keys(path)
+    finally:
+        sys.setprofile(None)
+    assert len(keys) == 10_000
+    assert calls < 100_000
 
 
 def test_a_file_that_is_broken_from_the_beginning_makes_no_key_valid(path: Path) -> None:

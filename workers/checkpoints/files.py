@@ -7,13 +7,16 @@ hub or the slot plan.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from shared.end_tokens import end_ids
 from shared.errors import StartError
@@ -23,9 +26,10 @@ from workers.engine.model.config import HEAD, ModelConfig
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-DTYPES = ("F64", "F32", "F16", "BF16")
-# As in the safetensors library.
-MAX_HEADER_BYTES = 100_000_000
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # with the bytes of a number
+# The safetensors library takes ten times as much. 512 layers of a dozen weights have a header of a megabyte.
+MAX_HEADER_BYTES = 10_000_000
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 # Largest values of config.json. GPT-2 XL, the largest GPT-2 that OpenAI published, has 1600, 48, 25, 6400, 1024 and
 # 50,257; descendants have longer contexts and larger vocabularies. A shape list or an allocation by an unbounded value
 # would take this machine's memory before any weight is compared with it.
@@ -208,7 +212,7 @@ def read_config(directory: Path) -> ModelConfig:
     architecture = config.get("model_type")
     if architecture is None and {"n_embd", "n_layer"} <= config.keys():  # as of 2019
         architecture = "gpt2"
-    if architecture not in MAX_SIZES:
+    if not isinstance(architecture, str) or architecture not in MAX_SIZES:
         raise CheckpointError(
             f"{path} describes the architecture {architecture!r}, and Tercet serves {', '.join(MAX_SIZES)}: "
             "name a checkpoint whose model_type is one of these."
@@ -233,7 +237,7 @@ def read_config(directory: Path) -> ModelConfig:
             raise CheckpointError(f"In {path}, {problem}: use the config.json that was saved with the weights.")
     try:
         return ModelConfig.from_json({**config, **sizes, "model_type": architecture})
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{path} cannot be served: {error}. Serve a model without this.") from error
 
 
@@ -296,16 +300,21 @@ def _weight_files(directory: Path) -> list[Path]:
     """The files that the engine reads weights from: those that the index names, else `model.safetensors`, else all."""
     if (index := directory / INDEX).is_file():
         named = _read_json(index).get("weight_map")
-        files = set(named.values()) if isinstance(named, dict) else set()
-        if not files or any(Path(str(file)).name != file for file in files):
+        listed = [*named.values()] if isinstance(named, dict) else []
+        if not listed or not all(isinstance(file, str) and _is_plain_name(file) for file in listed):
             raise CheckpointError(
                 f"{index} does not name weight files in its own directory: save the checkpoint again."
             )
-        return [directory / file for file in sorted(files)]
+        return [directory / file for file in sorted(set(listed))]
     whole = directory / WHOLE
     if whole.is_file():
         return [whole]
     return [path for path in sorted(directory.glob("*.safetensors")) if not path.name.startswith(ADAPTER)]
+
+
+def _is_plain_name(file: str) -> bool:
+    """Whether it can name a file, of the directory itself."""
+    return Path(file).name == file and file not in {".", ".."} and "\0" not in file and file.isprintable()
 
 
 def _check_weights(directory: Path, config: ModelConfig) -> None:
@@ -355,17 +364,32 @@ def _read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
         if num_bytes < 8 or num_header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
             raise damaged("it has no safetensors header")
         try:
-            header = json.loads(file.read(num_header_bytes))
+            header = msgspec.json.decode(file.read(num_header_bytes), type=dict[str, msgspec.Raw])
             header.pop("__metadata__", None)
-            num_data_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-            tensors = {
-                _PREFIXES.sub("", name, count=1): (entry["dtype"], entry["shape"]) for name, entry in header.items()
-            }
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            tensors = {name: _decode_tensor(raw) for name, raw in header.items()}
+        except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
             raise damaged("its safetensors header cannot be read") from error
-    if num_bytes != (announced := 8 + num_header_bytes + num_data_bytes):
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        start, tensor_end = tensor.data_offsets
+        size = DTYPES.get(tensor.dtype)
+        if start != end or tensor_end < start or (size and tensor_end - start != size * math.prod(tensor.shape)):
+            raise damaged(f"the data of {name!r} are not where its safetensors header says")
+        end = tensor_end
+    if num_bytes != (announced := 8 + num_header_bytes + end):
         raise damaged(f"it has {num_bytes} bytes and its header announces {announced}")
-    return tensors
+    return {_PREFIXES.sub("", name, count=1): (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+class _Tensor(msgspec.Struct):
+    """An entry of a safetensors header. `data_offsets`: first byte and the one after the last, in the data."""
+
+    dtype: str
+    shape: list[_Size]
+    data_offsets: tuple[_Size, _Size]
+
+
+_decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
 def _check_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -384,6 +408,8 @@ def _check_tokenizer(directory: Path, vocab_size: int) -> None:
             ids = [*_read_json(path).values()]
             if (added := directory / "added_tokens.json").is_file():
                 ids += _read_json(added).values()
+        if wrong := next((id_ for id_ in ids if type(id_) is not int or id_ < 0), None):
+            raise ValueError(wrong)
         largest = max(ids)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(

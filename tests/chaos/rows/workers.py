@@ -21,11 +21,11 @@ def pids(tercet: Tercet) -> list[int]:
     return [int(slot["pid"]) for slot in tercet.wait_until_warm()]
 
 
-def wait_until_replaced(tercet: Tercet, old_pids: list[int]) -> None:
+def wait_until_replaced(tercet: Tercet, old_pids: list[int], timeout_s: float = 30.0) -> None:
     """Wait until none of these processes lives, and all slots are warm again."""
     until(
         lambda: not any(map(psutil.pid_exists, old_pids)) and not set(old_pids) & set(pids(tercet)),
-        30.0,
+        timeout_s,
         f"workers {old_pids} are replaced",
     )
 

@@ -225,6 +225,34 @@ def test_a_keys_rate_holds_across_gateways(make: MakeGateway, per_minute: int) -
     assert caught.value.headers["Retry-After"]
 
 
+@pytest.mark.parametrize("jump_s", [-86_400, -3600, -90, 1, 90, 3600, 86_400])
+def test_a_wrong_clock_of_one_gateway_changes_no_keys_rate(
+    make: MakeGateway, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    gateways = [make(), make()]
+    num_taken = 0
+    now, now_ns = time.time, time.time_ns
+    for number in range(12):
+        with monkeypatch.context() as patch:
+            if number % 2:
+                patch.setattr(time, "time", lambda: now() + jump_s)
+                patch.setattr(time, "time_ns", lambda: now_ns() + jump_s * 10**9)
+            num_taken += gateways[number % 2].is_taken(per_minute=10)
+    assert num_taken in {10, 11}  # one more in six seconds
+
+
+def test_a_clock_of_redis_that_goes_back_locks_no_key_out(make: MakeGateway) -> None:
+    """After a failover to a machine whose clock is behind, the buckets were last used in the future."""
+    gateway = make()
+    assert gateway.is_taken(per_minute=10)
+    with gateway.store.using("rate") as client:
+        name = gateway.store.name("rate", "key")
+        state = client.hgetall(name)
+        assert state
+        client.hset(name, mapping={field: float(value) + 3600e6 for field, value in state.items()})
+    assert gateway.is_taken(per_minute=10)
+
+
 def test_a_keys_concurrency_holds_across_gateways(make: MakeGateway) -> None:
     a, b = make(), make()
     with a.quota.entering("key"), b.quota.entering("key"):

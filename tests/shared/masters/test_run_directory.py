@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from shared.masters.run_directory import (
     prepare_run_directory,
     remove_lock_file,
     remove_run_files,
+    restore_lock,
+    restore_run_directory,
 )
 from tests.settings import make_settings
 
@@ -114,3 +118,47 @@ def test_files_are_removed_by_name_and_the_rest_stays(tmp_path: Path) -> None:
     (run / "draining").rmdir()
     remove_run_files(run, [])
     assert not run.exists()
+
+
+def test_a_directory_whose_old_files_were_removed_is_marked_again(tmp_path: Path) -> None:
+    """Its sockets stay, or a lock that an instance holds."""
+    run = prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(run / "slot-0.sock"))
+    (run / MARKER_FILE).unlink()
+    prepare_run_directory(make_settings(run_dir=run))
+    (run / "plan.json").write_text("{}")
+    with lock_run_directory(make_settings(run_dir=run), "workers"):
+        (run / MARKER_FILE).unlink()
+        prepare_run_directory(make_settings(run_dir=run))
+    (run / MARKER_FILE).unlink()
+    with pytest.raises(StartError, match="was not created by Tercet"):
+        prepare_run_directory(make_settings(run_dir=run))
+
+
+@pytest.mark.parametrize("name", ["slot-0.sock", "slot-x.sock", "other.sock"])
+def test_what_only_looks_like_a_socket_of_an_instance_is_refused(tmp_path: Path, name: str) -> None:
+    if name == "slot-0.sock":
+        (tmp_path / name).touch()
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / name))
+    with pytest.raises(StartError, match="was not created by Tercet"):
+        prepare_run_directory(make_settings(run_dir=tmp_path))
+
+
+def test_a_running_instance_restores_its_directory_and_lock(tmp_path: Path) -> None:
+    settings = make_settings(run_dir=tmp_path / "r")
+    lock = lock_run_directory(settings, "serve")
+    assert restore_lock(settings, "serve", lock) is lock
+    shutil.rmtree(settings.run_path)
+    restore_run_directory(settings.run_path)
+    with restore_lock(settings, "serve", lock) as restored:
+        assert lock.closed
+        assert lock_holder(settings, "serve") == Holder(os.getpid(), is_supervised=False)
+        assert restore_lock(settings, "serve", restored) is restored
+    assert (settings.run_path / MARKER_FILE).is_file()
+    shutil.rmtree(settings.run_path)
+    settings.run_path.symlink_to(tmp_path)
+    with pytest.raises(StartError, match="symbolic link"):
+        restore_run_directory(settings.run_path)

@@ -1,0 +1,90 @@
+"""R30: files that are removed while the instance uses them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import time
+from pathlib import Path
+
+from tests.chaos.load import Load, count_failures
+from tests.chaos.measure import Context, Findings
+from tests.chaos.rows.workers import pids, wait_until_replaced
+from tests.e2e.harness import Tercet, running, until
+
+HEAL_S = 20.0
+REPLACE_S = 120.0  # two models are loaded under load
+
+
+def remove_regular_files(run_dir: Path) -> None:
+    for path in run_dir.iterdir():
+        if stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
+
+
+def remove_sockets(run_dir: Path) -> None:
+    for path in run_dir.glob("slot-*.sock"):
+        path.unlink()
+
+
+def is_whole(run_dir: Path) -> bool:
+    """Whether the directory has its files, and a worker accepts at each socket."""
+    names = ("tercet-run-directory", "plan.json", "serve.lock")
+    return all((run_dir / name).is_file() for name in names) and all(
+        _accepts(run_dir / f"slot-{index}.sock") for index in range(2)
+    )
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        try:
+            client.connect(str(path))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n")
+            return client.recv(12) == b"HTTP/1.1 200"
+        except OSError:
+            return False
+
+
+def submit_job(tercet: Tercet) -> str:
+    response = tercet.client.post("/jobs", json={"prompt": "The old man looked at the sea and"})
+    response.raise_for_status()
+    return str(response.json()["id"])
+
+
+def lose_files(context: Context, findings: Findings) -> None:
+    """R30. Each removal, then the death of a worker, under load; then job files, each before a reload."""
+    rounds = context.amount(1, 5)
+    healed_s: list[float] = []
+    jobs: list[str] = []
+    base = context.directory()
+    with running(base, models="embedded*2") as tercet:
+        load = Load(tercet.port, 4, seed=context.seed)
+        with load.running():
+            load.wait_for(20)
+            for _ in range(rounds):
+                for remove in (remove_regular_files, remove_sockets, shutil.rmtree):
+                    started_at = time.monotonic()
+                    remove(tercet.run_dir)
+                    until(lambda: is_whole(tercet.run_dir), HEAL_S, "all files are there again")
+                    healed_s.append(time.monotonic() - started_at)
+                    before = pids(tercet)
+                    os.kill(before[0], signal.SIGKILL)
+                    wait_until_replaced(tercet, before[:1], REPLACE_S)
+            load.wait_for(20)
+        for _ in range(rounds):
+            jobs.append(submit_job(tercet))
+            for path in base.glob("jobs.sqlite3*"):
+                path.unlink()
+            jobs.append(submit_job(tercet))
+            before = pids(tercet)
+            tercet.process.send_signal(signal.SIGHUP)
+            wait_until_replaced(tercet, before, REPLACE_S)
+        lost = [job for job in jobs if tercet.client.get(f"/jobs/{job}").status_code != 200]
+    findings.figures |= {"removals": 4 * rounds, "answers": len(load.answers), "jobs": len(jobs)}
+    findings.none_of("failed requests", count_failures(load.answers))
+    findings.none_of("lost jobs", {"answered as unknown": len(lost)} if lost else {})
+    findings.at_most("healed after s", max(healed_s), HEAL_S)

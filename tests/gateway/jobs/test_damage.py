@@ -1,0 +1,242 @@
+"""Records that cannot be read: each costs its job, once, whatever is wrong with it. One suite over the three stores."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import boto3
+import pytest
+from redis import Redis
+from structlog.testing import capture_logs
+
+from gateway.jobs.queue import JobQueue
+from gateway.jobs.store import REMEMBERED_S, Job, decode_job, encode_job
+from shared.errors import UnknownJob
+from tests.gateway.jobs.conftest import Clock, MakeQueue
+
+# More than a lease or a purge looks at together.
+NUM_DAMAGED = 20
+
+
+def other_version(job: Job) -> bytes:
+    return encode_job(Job(**{**_fields(job), "version": job.version + 7}))
+
+
+def _fields(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in job.__struct_fields__}
+
+
+def other_id(job: Job) -> bytes:
+    return encode_job(Job(**{**_fields(job), "id": "A" * 24}))
+
+
+# What stands in the place of a record.
+DATA: dict[str, Callable[[Job], bytes]] = {
+    "empty": lambda job: b"",
+    "cut": lambda job: encode_job(job)[:-5],
+    "longer": lambda job: encode_job(job) + b"\x00",
+    "noise": lambda job: bytes(range(256)),
+    "no map": lambda job: b"\x01",
+    "other type": lambda job: encode_job(job).replace(b"queued", b"qu\xffued"),
+    "deep": lambda job: b"\x91" * 100_000,
+    "other version": other_version,
+    "other id": other_id,
+}
+
+
+class Damage:
+    """Changes records of a store as no Tercet does."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.scheme = url.partition(":")[0]
+
+    def replace_data(self, job: Job, data: bytes) -> None:
+        if self.scheme == "sqlite":
+            self.execute("UPDATE jobs SET data = ? WHERE id = ?", data, job.id)
+        elif self.scheme == "redis":
+            with Redis.from_url(self.url) as client:
+                client.hset(f"{{tercet}}:job:{job.id}", "data", data)
+        else:
+            self.update(job, "SET #data = :value", {"#data": "data"}, {":value": {"B": data}})
+
+    def execute(self, statement: str, *values: object) -> None:
+        with closing(sqlite3.connect(self.url.removeprefix("sqlite:"))) as connection, connection:
+            connection.execute(statement, values)
+
+    def update(self, job: Job, update: str, names: dict[str, str], values: dict[str, Any]) -> None:
+        table, _, query = self.url.removeprefix("dynamodb://").partition("?")
+        options = dict(part.split("=", 1) for part in query.split("&"))
+        client: Any = boto3.client("dynamodb", region_name=options["region"], endpoint_url=options["endpoint"])
+        key = {"pk": {"S": f"job:{job.id}"}}
+        client.update_item(
+            TableName=table,
+            Key=key,
+            UpdateExpression=update,
+            **({"ExpressionAttributeNames": names} if names else {}),
+            **({"ExpressionAttributeValues": values} if values else {}),
+        )
+        client.close()
+
+
+@pytest.fixture
+def damage(store_url: str) -> Damage:
+    return Damage(store_url)
+
+
+@pytest.fixture
+def logs() -> Iterator[list[Any]]:
+    with capture_logs() as found:
+        yield found
+
+
+def damaged_ids(logs: list[Any]) -> list[str]:
+    return sorted(entry["job"] for entry in logs if entry["event"] == "job_damaged")
+
+
+def run_all(queue: JobQueue) -> set[str]:
+    """Run what can be leased; the ids."""
+    done = set()
+    while (job := queue.lease()) is not None:
+        assert queue.finish(job, "succeeded", result=b"1")
+        done.add(job.id)
+    return done
+
+
+def spoil(damage: Damage, form: str, job: Job) -> None:
+    if damage.scheme != "dynamodb" or form != "other version":
+        damage.replace_data(job, DATA[form](job))
+    else:  # the version is no second copy there
+        damage.replace_data(job, b"")
+
+
+@pytest.mark.parametrize("form", DATA)
+def test_damaged_jobs_cost_themselves_alone(
+    queue: JobQueue, damage: Damage, clock: Clock, logs: list[Any], form: str
+) -> None:
+    damaged = [queue.submit("o", b"{}", f"key-{number}")[0] for number in range(3)]
+    healthy = {queue.submit("o", b"{}")[0].id for _ in range(3)}
+    for job in damaged:
+        spoil(damage, form, job)
+    assert run_all(queue) == healthy
+    queue.purge()
+    for job in damaged:
+        for act in (queue.find, queue.cancel_or_delete):
+            with pytest.raises(UnknownJob):
+                act(job.id, "o")
+    assert queue.num_open() == 0
+    assert damaged_ids(logs) == sorted(job.id[:8] for job in damaged)
+    # The key and the owner's share are free again.
+    assert queue.submit("o", b"{}", "key-0")[1]
+    clock.offset_s += REMEMBERED_S + 1
+    queue.purge()
+
+
+def test_many_damaged_jobs_hold_nothing_up(make_queue: MakeQueue, damage: Damage, logs: list[Any]) -> None:
+    queue = make_queue(max_open=4 * (NUM_DAMAGED + 4))
+    damaged = [queue.submit("o", b"{}")[0] for _ in range(NUM_DAMAGED)]
+    healthy = queue.submit("o", b"{}")[0]
+    for job in damaged:
+        damage.replace_data(job, b"\xc1")
+    assert run_all(queue) == {healthy.id}
+    assert len(damaged_ids(logs)) == NUM_DAMAGED
+    # A quarter of the queue is this owner's, as before.
+    for _ in range(NUM_DAMAGED + 4):
+        queue.submit("o", b"{}")
+
+
+@pytest.mark.parametrize("act", ["find", "cancel", "submit again", "purge", "renew"])
+def test_each_use_of_a_damaged_job_sets_it_aside(
+    queue: JobQueue, damage: Damage, clock: Clock, logs: list[Any], act: str
+) -> None:
+    job = queue.submit("o", b"{}", "key")[0]
+    leased = queue.lease() if act == "renew" else None
+    damage.replace_data(job, b"\xc1")
+    if act == "submit again":
+        assert queue.submit("o", b"{}", "key")[1]
+    elif act == "purge":
+        clock.offset_s += 3601
+        queue.purge()
+    elif leased is not None:
+        assert not queue.renew(leased)
+        assert not queue.finish(leased, "succeeded", result=b"1")
+    else:
+        with pytest.raises(UnknownJob):
+            (queue.find if act == "find" else queue.cancel_or_delete)(job.id, "o")
+    assert damaged_ids(logs) == [job.id[:8]]
+    assert queue.num_open() == int(act == "submit again")
+
+
+@pytest.fixture
+def sqlite_damage(queue: JobQueue, damage: Damage) -> Damage:
+    if damage.scheme != "sqlite":
+        pytest.skip("columns of SQLite")
+    queue.num_open()
+    return damage
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "id = NULL",
+        "id = x'00ff'",
+        "id = CAST(x'ff41' AS TEXT)",
+        "queue = 'expired'",
+        "queue = 'zzz'",
+        "queue = CAST(x'ff' AS TEXT)",
+        "version = 'x'",
+        "version = version + 1",
+        "due_at = due_at - 1",
+        "due_at = 'never'",
+        "data = 'text'",
+        "data = CAST(x'ff' AS TEXT)",
+        "data = 7",
+    ],
+)
+def test_a_column_of_another_kind_costs_its_job_alone(queue: JobQueue, sqlite_damage: Damage, change: str) -> None:
+    jobs = [queue.submit("o", b"{}", f"key-{number}")[0] for number in range(NUM_DAMAGED)]
+    healthy = queue.submit("o", b"{}")[0]
+    is_null = change == "id = NULL"  # several may be: all others are unique
+    for job in jobs if is_null or not change.startswith("id") else jobs[:1]:
+        sqlite_damage.execute(f"UPDATE jobs SET {change} WHERE id = ?", job.id)
+    assert healthy.id in run_all(queue)
+    queue.purge()
+    with pytest.raises(UnknownJob):
+        queue.find(jobs[0].id, "o")
+    assert queue.submit("o", b"{}", "key-0")[1]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("form", ["gone", "text", "without data", "not ascii"])
+def test_a_listed_job_without_a_record_holds_nothing_up(queue: JobQueue, damage: Damage, form: str) -> None:
+    """As a Redis that evicts keys leaves it."""
+    if damage.scheme != "redis":
+        pytest.skip("keys of Redis")
+    jobs = [queue.submit("o", b"{}", f"key-{number}")[0] for number in range(NUM_DAMAGED)]
+    with Redis.from_url(damage.url) as client:
+        for number, job in enumerate(jobs):
+            name = f"{{tercet}}:job:{job.id}"
+            if form in {"gone", "text"}:
+                client.delete(name)
+            if form == "text":
+                client.set(name, "x")
+            if form == "without data":
+                client.hdel(name, "data")
+            if form == "not ascii":
+                client.zadd("{tercet}:queue:open", {b"\xff%d" % number: 0})
+    healthy = queue.submit("p", b"{}")[0]
+    assert healthy.id in run_all(queue)
+    assert queue.num_open() == 0
+    assert queue.submit("o", b"{}", "key-0")[1] == (form != "not ascii")
+
+
+def test_a_record_of_the_same_content_is_whole(queue: JobQueue, damage: Damage) -> None:
+    job = queue.submit("o", b"{}")[0]
+    if damage.scheme == "dynamodb":
+        pytest.skip("no encoded record")
+    assert decode_job(encode_job(job)) == job
+    damage.replace_data(job, encode_job(job))
+    assert run_all(queue) == {job.id}

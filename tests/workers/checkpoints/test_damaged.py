@@ -1,0 +1,224 @@
+"""Damaged checkpoints: whatever stands in a place of a file, the answer is one sentence, or the file is whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
+from workers.checkpoints.files import INDEX, WHOLE, CheckpointError, Incomplete, inspect
+
+# JSON texts that may stand where another value belongs.
+RUBBISH = (
+    *("null", "true", "-1", "0", "0.5", "1e999", "NaN", "1" * 30, "1" * 5000, '"x"', '""', r'"\ud800"', r'"\u0000"'),
+    *("[]", "{}", "[null]", '[["x"]]', '{"x": {}}', "[" * 3000 + "]" * 3000, "", "{"),
+)
+PLACE = "@place@"
+Tree = Any
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write(tmp_path / "c")
+
+
+def answer(directory: Path) -> str | None:
+    """What `inspect` says: None if it takes the checkpoint. Any other exception than its own fails the test."""
+    try:
+        inspect(directory)
+    except CheckpointError as error:
+        text = str(error)
+        assert "\n" not in text
+        assert text.endswith(".")
+        return text
+    return None
+
+
+def places(tree: Tree) -> Iterator[Callable[[Tree], None]]:
+    """What puts PLACE in each place of a tree, without the many entries of a vocabulary."""
+    if isinstance(tree, dict | list):
+        keys = [*tree] if isinstance(tree, dict) else [*range(len(tree))]
+        for key in [*keys[:3], *keys[-3:]] if len(keys) > 40 else keys:
+
+            def put(other: Tree, key: Any = key) -> None:
+                other[key] = PLACE
+
+            yield put
+            for inner in places(tree[key]):
+
+                def put_inside(other: Tree, key: Any = key, inner: Callable[[Tree], None] = inner) -> None:
+                    inner(other[key])
+
+                yield put_inside
+
+
+def spoiled(tree: Tree) -> Iterator[str]:
+    """JSON texts of the tree with rubbish in one place."""
+    yield from RUBBISH
+    for put in places(tree):
+        changed = json.loads(json.dumps(tree))
+        put(changed)
+        text = json.dumps(changed)
+        for rubbish in RUBBISH:
+            yield text.replace(json.dumps(PLACE), rubbish, 1)
+
+
+def header_and_data(path: Path) -> tuple[Tree, bytes]:
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def write_header(path: Path, header: str, data: bytes) -> None:
+    text = header.encode("utf-8", "surrogatepass")
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_a_config_with_rubbish(checkpoint: Path) -> None:
+    config = {**CONFIG, "eos_token_id": [1], "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+    for text in spoiled(config):
+        (checkpoint / "config.json").write_text(text)
+        answer(checkpoint)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_config_of_another_architecture_with_rubbish(checkpoint: Path, architecture: str) -> None:
+    config = {
+        "model_type": architecture,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "max_position_embeddings": 64,
+        "head_dim": 4,
+        "vocab_size": 8192,
+        "rope_theta": 10000.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "layer_types": ["full_attention"],
+    }
+    for text in spoiled(config):
+        (checkpoint / "config.json").write_text(text)
+        answer(checkpoint)
+
+
+def test_a_generation_config_with_rubbish(checkpoint: Path) -> None:
+    for text in spoiled({"eos_token_id": [1, 2]}):
+        (checkpoint / "generation_config.json").write_text(text)
+        answer(checkpoint)
+
+
+def test_a_weight_header_with_rubbish(checkpoint: Path) -> None:
+    path = checkpoint / WHOLE
+    header, data = header_and_data(path)
+    for text in spoiled({"__metadata__": {"format": "pt"}, **header}):
+        write_header(path, text, data)
+        answer(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [["0", "16"], [0.0, 16.0], [-16, 0], [16, 0], [0, 8], [8, 24], [0, 1 << 70], [0], [0, 16, 32], None, "0-16"],
+)
+def test_offsets_that_do_not_fit_the_data_are_damage(checkpoint: Path, offsets: object) -> None:
+    """Overlapping, reversed or negative ones, and those of another size: safetensors refuses them only at the load."""
+    path = checkpoint / WHOLE
+    header, data = header_and_data(path)
+    name = min(header, key=lambda each: header[each].get("data_offsets", [1 << 60]))
+    assert header[name]["data_offsets"][0] == 0
+    header[name]["data_offsets"] = offsets
+    write_header(path, json.dumps(header), data)
+    with pytest.raises(Incomplete, match="is damaged"):
+        inspect(checkpoint)
+
+
+def test_a_header_of_megabytes_is_refused_unread(checkpoint: Path) -> None:
+    path = checkpoint / WHOLE
+    header, data = header_and_data(path)
+    write_header(path, json.dumps(header) + " " * 10_000_000, data)
+    with pytest.raises(Incomplete, match="no safetensors header"):
+        inspect(checkpoint)
+
+
+def test_an_index_with_rubbish(checkpoint: Path) -> None:
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(), WHOLE)}
+    for text in spoiled(index):
+        (checkpoint / INDEX).write_text(text)
+        answer(checkpoint)
+    for name in ("..", ".", "", "a/b", "/etc/passwd", "x" * 300, "a\0b"):
+        (checkpoint / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights(), name)}))
+        assert answer(checkpoint) is not None
+
+
+def test_a_tokenizer_with_rubbish(checkpoint: Path) -> None:
+    path = checkpoint / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    whole["model"] |= {"vocab": dict([*whole["model"]["vocab"].items()][:50]), "merges": whole["model"]["merges"][:3]}
+    for text in spoiled(whole):
+        path.write_text(text)
+        answer(checkpoint)
+
+
+@pytest.mark.parametrize("id_", ["7", None, -1, 0.5, True, [1], {}])
+@pytest.mark.parametrize("file", ["tokenizer.json", "added tokens", "vocab.json", "added_tokens.json"])
+def test_a_token_id_that_is_none_is_refused(checkpoint: Path, file: str, id_: object) -> None:
+    path = checkpoint / "tokenizer.json"
+    values = json.loads(path.read_text())
+    if file == "tokenizer.json":
+        values["model"]["vocab"]["zzz"] = id_
+    elif file == "added tokens":
+        values["added_tokens"] = [{"id": id_, "content": "zzz"}]
+    else:
+        path.unlink()
+        vocabulary = values["model"]["vocab"]
+        (checkpoint / "merges.txt").write_text("")
+        (checkpoint / "vocab.json").write_text(json.dumps(vocabulary | ({"z": id_} if file == "vocab.json" else {})))
+        (checkpoint / "added_tokens.json").write_text(json.dumps({"<x>": id_} if file == "added_tokens.json" else {}))
+    if path.exists():
+        path.write_text(json.dumps(values))
+    assert "is not a byte-level BPE tokenizer" in (answer(checkpoint) or "")
+
+
+@pytest.mark.parametrize("name", ["config.json", WHOLE, "tokenizer.json"])
+def test_bytes_that_are_cut_or_flipped(checkpoint: Path, name: str) -> None:
+    rng = random.Random(1)
+    path = checkpoint / name
+    whole = path.read_bytes()
+    span = min(len(whole), 4000)
+    for _ in range(100):
+        content = bytearray(whole)
+        for _ in range(rng.choice((1, 3, 30))):
+            content[rng.randrange(span)] = rng.randrange(256)
+        path.write_bytes(content)
+        answer(checkpoint)
+        path.write_bytes(whole[: rng.randrange(len(whole))])
+        assert answer(checkpoint) is not None
+
+
+def test_files_that_are_no_files(checkpoint: Path) -> None:
+    for name in ("config.json", WHOLE, "tokenizer.json"):
+        saved = (checkpoint / name).read_bytes()
+        (checkpoint / name).unlink()
+        (checkpoint / name).mkdir()
+        assert answer(checkpoint) is not None
+        shutil.rmtree(checkpoint / name)
+        (checkpoint / name).symlink_to(name)  # to itself
+        assert answer(checkpoint) is not None
+        (checkpoint / name).unlink()
+        (checkpoint / name).write_bytes(saved)
+    assert answer(checkpoint) is None
