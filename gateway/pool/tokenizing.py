@@ -16,9 +16,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+import structlog
+
 from gateway.pool.admission import Admission, Cancelling
 from gateway.pool.client import BranchError, SlotClient, TokenizeCall
 from gateway.pool.fair_queue import FairQueue
+from gateway.pool.slot_table import ASIDE_S
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.protocol import TokenizeResponse
 
@@ -31,6 +34,7 @@ MAX_WAITING = 16
 # A worker's refusal while it has a text of another gateway, and the pause after it: some short texts' time.
 SLOT_FULL = "slot_full"
 TAKEN_PAUSE_S = 0.05
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
