@@ -26,7 +26,7 @@ READ_ONLY = (
     "--mount",
     "sh",
     "-c",
-    'mount -o remount,bind,ro / && mount -o bind,ro / /tmp && exec "$@"',
+    'mount -o remount,bind,ro / && mount -o bind,ro /tmp /tmp && exec "$@"',
     "sh",
 )
 pytestmark = [
