@@ -31,7 +31,7 @@ class Worker:
     def __call__(self, text: str) -> TokenizeResponse:
         self.has_text.set()
         self.is_free.wait(20)
-        return TokenizeResponse(ids=[7], texts=["a"], ends=[1], n_ctx=1024, eos_id=0)
+        return TokenizeResponse(ids=[7], texts=[text], ends=[len(text)], n_ctx=1024, eos_id=0)
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)

@@ -266,7 +266,7 @@ def generate(client: SlotClient) -> object:
 ACTS: list[Callable[[SlotClient], object]] = [
     generate,
     lambda client: list(client.states()),
-    lambda client: client.tokenize("a b", 5.0),
+    lambda client: client.tokenize("a b", 5.0).result(),
 ]
 
 

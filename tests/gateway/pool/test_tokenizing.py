@@ -18,7 +18,10 @@ from shared.protocol import State, TokenizeResponse
 from tests.e2e.harness import until
 from tests.gateway.generation.stubs import MakePool, StubPool
 
-TOKENS = TokenizeResponse(ids=[7], texts=["a"], ends=[1], n_ctx=1024, eos_id=0)
+
+def tokens_of(text: str) -> TokenizeResponse:
+    """A text as one token."""
+    return TokenizeResponse(ids=[7], texts=[text], ends=[len(text)], n_ctx=1024, eos_id=0)
 
 
 class Worker:
@@ -39,7 +42,7 @@ class Worker:
         self.is_held.wait(20)
         with self._lock:
             self.num_running -= 1
-        return TOKENS
+        return tokens_of(text)
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def test_owners_take_turns_and_a_slot_has_one_text(
     until(lambda: worker.num_running == 1, 5, "the first text")
     futures += [start(threads, tokenizer, f"b{number}", "b") for number in range(2)]
     worker.is_held.set()
-    assert [future.result(10) for future in futures] == [TOKENS] * 6
+    assert [future.result(10).ids for future in futures] == [[7]] * 6
     assert worker.max_running == 1
     assert worker.began.index("b1") < worker.began.index("a3")
 
@@ -97,7 +100,7 @@ def test_the_gateway_has_few_texts_whatever_the_number_of_slots(
     futures = [start(threads, tokenizer, "a", "a") for _ in range(8)]
     until(lambda: worker.num_running == MAX_TEXTS, 5, "texts in workers")
     worker.is_held.set()
-    assert [future.result(10) for future in futures] == [TOKENS] * 8
+    assert [future.result(10).ids for future in futures] == [[7]] * 8
     assert worker.max_running == MAX_TEXTS
 
 
@@ -110,7 +113,7 @@ def test_a_flood_is_refused_at_the_expense_of_its_owner(
     refused = [future.exception(5) for future in flood if future.done()]
     assert [type(error) for error in refused] == [Overloaded] * 3
     worker.is_held.set()
-    assert other.result(10) == TOKENS
+    assert other.result(10).ids == [7]
 
 
 @pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "running"])
@@ -164,7 +167,7 @@ def test_a_text_goes_to_another_slot_if_none_has_begun_it(make_pool: MakePool) -
     tokenizer = PoolTokenizer(pool.admission, pool.clients)
     pool.workers[0].close()
     pool.admission.update(1, State(state="loading"))
-    assert tokenizer.tokenize("small", "a", later()) == TOKENS
+    assert tokenizer.tokenize("small", "a", later()) == tokens_of("a")
     pool.workers[2].close()
     with pytest.raises(NotReady):
         tokenizer.tokenize("small", "a", later())
@@ -174,12 +177,12 @@ def test_a_text_goes_to_another_slot_if_none_has_begun_it(make_pool: MakePool) -
 def test_a_text_waits_for_a_slot_that_another_gateway_uses(make_pool: MakePool) -> None:
     refusals = iter(["slot_full", "slot_full"])
 
-    def tokenize(_: str) -> TokenizeResponse | str:
-        return next(refusals, None) or TOKENS
+    def tokenize(text: str) -> TokenizeResponse | str:
+        return next(refusals, None) or tokens_of(text)
 
     pool = make_pool(lambda _: [], tokenize=tokenize)
     tokenizer = PoolTokenizer(pool.admission, pool.clients)
-    assert tokenizer.tokenize("small", "a", later()) == TOKENS
+    assert tokenizer.tokenize("small", "a", later()) == tokens_of("a")
     assert next(refusals, None) is None
 
 
@@ -191,5 +194,5 @@ def test_a_text_without_a_turn_before_its_deadline_is_late(
     with pytest.raises(DeadlineExceeded):
         tokenizer.tokenize("small", "late", later(0.2))
     worker.is_held.set()
-    assert tokenizer.tokenize("small", "next", later()) == TOKENS
+    assert tokenizer.tokenize("small", "next", later()) == tokens_of("next")
     assert "late" not in worker.began
