@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from shared.errors import invalid_field
-from shared.parsing import MAX_SHOWN_NAMES, BodyParser, cut, fields_of, replace_lone_surrogates
+from shared.parsing import MAX_SHOWN_NAMES, BodyParser, cut, description_of, fields_of, replace_lone_surrogates
 
 T = TypeVar("T", bound=Struct)
 
@@ -139,10 +139,21 @@ class TolerantParser(Generic[T]):
                 known[name] = value
         for name, (sent, value) in aliased.items():
             if known.setdefault(name, value) != value:
+                self._check(path + sent, value, fields[name])
                 if name in self._required:
                     raise invalid_field(path + sent, f"is another name of {name}; send one of them")
                 ignored.warnings.append(f"{path}{sent} was ignored: it is another name of {name}, which was sent too.")
         return known
+
+    def _check(self, name: str, value: object, annotation: Any) -> None:
+        """
+        Raises:
+            InvalidRequest: the value, which is not used, could not be.
+        """
+        try:
+            msgspec.convert(value, annotation)
+        except msgspec.ValidationError as error:
+            raise invalid_field(name, f"must be {description_of(annotation)}") from error
 
     def _ignore(self, name: str, value: object, ignored: _Ignored, path: str) -> None:
         """
