@@ -138,8 +138,11 @@ class TolerantParser(Generic[T]):
             else:
                 known[name] = value
         for name, (sent, value) in aliased.items():
-            if known.setdefault(name, value) != value:
-                self._check(path + sent, value, fields[name])
+            if name not in known:
+                known[name] = value
+                continue
+            self._check(path + sent, value, fields[name])
+            if known[name] != value:
                 if name in self._required:
                     raise invalid_field(path + sent, f"is another name of {name}; send one of them")
                 ignored.warnings.append(f"{path}{sent} was ignored: it is another name of {name}, which was sent too.")

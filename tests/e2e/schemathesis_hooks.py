@@ -98,6 +98,6 @@ def _value(name: str, value: Any) -> Any:
         return MODEL if name in MODEL_FIELDS else value[:MAX_CHARS]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
-    if name in NUMBERS_OF_TOKENS and value < 0:  # as many as there is room for
+    if name in NUMBERS_OF_TOKENS and value <= 0:  # as many as there is room for
         return NUM_TOKENS
     return min(value, MAX_TOKEN_ID if name == "prompt" else MAX_VALUES.get(name, value))
