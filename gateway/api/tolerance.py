@@ -124,7 +124,7 @@ class TolerantParser(Generic[T]):
     ) -> dict[str, Any]:
         """The fields of a struct without what is neutral, aliases resolved; in nested structs likewise."""
         known: dict[str, Any] = {}
-        aliased: dict[str, tuple[str, Any]] = {}
+        aliased: list[tuple[str, str, Any]] = []
         for sent, value in members.items():
             name = sent if sent in fields else self._strict.aliases.get(sent, "")
             if self._strict.is_neutral(sent, value):
@@ -132,12 +132,12 @@ class TolerantParser(Generic[T]):
             if name not in fields:
                 self._ignore(sent, value, ignored, path)
             elif name != sent:
-                aliased[name] = sent, value
+                aliased.append((name, sent, value))
             elif isinstance(value, dict) and (nested := fields_of(fields[name])):
                 known[name] = self._known(value, nested, ignored, f"{path}{name}.")
             else:
                 known[name] = value
-        for name, (sent, value) in aliased.items():
+        for name, sent, value in aliased:
             if name not in known:
                 known[name] = value
                 continue
