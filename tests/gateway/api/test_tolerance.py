@@ -351,6 +351,9 @@ def test_two_names_of_a_field(api: Api) -> None:
     [warning] = warnings_of(post(api, "/v1/completions", {"max_tokens": 5, "n_predict": 7}))
     assert warning == "n_predict was ignored: it is another name of max_tokens, which was sent too."
     assert last_call(api).sampling.max_new_tokens == 5
+    # A value that could not be one is an error, though it is not used.
+    for fields in ({"max_tokens": 5, "n_predict": "7"}, {"n": 1, "n_cmpl": True}, {"n_cmpl": 99, "n": 1}):
+        assert post(api, "/v1/completions", fields).status_code == 400
 
 
 # Surrogates --------------------------------------------------------------------------------------
