@@ -72,8 +72,11 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
         ),
     ] = {}
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None,
-        Meta(description="a whole number from 0 to 20: most likely tokens to report at each step"),
+        Annotated[int, Meta(ge=0, le=20)] | bool | None,
+        Meta(
+            description="a whole number from 0 to 20: most likely tokens to report at each step (true: 0, the chosen ones"
+            " only; false: none)"
+        ),
     ] = None
     echo: Annotated[bool, Meta(description="true (begin each text with its prompt) or false")] = False
     stop: Annotated[
@@ -223,7 +226,6 @@ NEUTRAL = {
     "model": ("tgi",),  # the placeholder of Text Generation Inference's documentation
     "best_of": (0,),
     "logit_bias": ([],),
-    "logprobs": (False,),
     "n_probs": (0,),
     "seed": (-1,),
     "truncate_prompt_tokens": (0, -1),
