@@ -74,8 +74,8 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | bool | None,
         Meta(
-            description="a whole number from 0 to 20: most likely tokens to report at each step (true: 0, the chosen ones"
-            " only; false: none)"
+            description="a whole number from 0 to 20: most likely tokens to report at each step (true: 0, the chosen"
+            " ones only; false: none)"
         ),
     ] = None
     echo: Annotated[bool, Meta(description="true (begin each text with its prompt) or false")] = False
