@@ -153,7 +153,7 @@ class BodyParser(Generic[T]):
         except msgspec.ValidationError as error:  # a number that no float and no Python integer holds
             name = self.aliases.get(name, name)
             raise invalid_field(
-                name, f"must be {_description(self.fields[name])}, not a number of that size"
+                name, f"must be {description_of(self.fields[name])}, not a number of that size"
             ) from error
         except UnicodeDecodeError as error:
             raise _not_utf8(raw, name) from error
@@ -170,7 +170,7 @@ class BodyParser(Generic[T]):
 
     def _explain(self, body: dict[str, Any], message: str) -> InvalidRequest:
         if match := re.search(r"missing required field `(\w+)`", message):
-            return invalid_field(match[1], f"is required: {_description(self.fields[match[1]])}")
+            return invalid_field(match[1], f"is required: {description_of(self.fields[match[1]])}")
         match = re.search(r"at `\$\.(\w+)([^`]*)`", message)
         if match is None or match[1] not in self.fields:
             return InvalidRequest(message)
@@ -182,7 +182,7 @@ class BodyParser(Generic[T]):
                 f"Unknown field {unknown}; the fields of {name} are {known}.",
                 fields=(FieldError(unknown, "unknown field"),),
             )
-        wanted = f"must be {_description(annotation)}"
+        wanted = f"must be {description_of(annotation)}"
         if rest or "`key`" in message:  # an item of the value is wrong
             return invalid_field(name, wanted)
         return invalid_field(name, f"{wanted}, not {_shown(value, is_kind_wrong=', got `' in message)}")
@@ -290,7 +290,7 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
-def _description(annotation: Any) -> str:
+def description_of(annotation: Any) -> str:
     found = (meta.description for meta in get_args(annotation) if isinstance(meta, Meta))
     return next((text for text in found if text), "of another type")
 

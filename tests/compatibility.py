@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from msgspec import Meta
-
 from gateway.api.openai.schema import parse_completion_request
 from gateway.api.tgi_schema import parse_tgi_body
 from gateway.api.tolerance import TolerantParser
-from shared.parsing import fields_of
+from shared.parsing import description_of, fields_of
 
 Outcome = Literal["honoured", "neutral", "warned", "refused"]
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "gateway/api/peer_schemas.json").read_text())
@@ -83,7 +81,7 @@ def rows(parser: TolerantParser[Any], names: list[str], *, nested: str = "") -> 
 def _row(parser: TolerantParser[Any], own: Mapping[str, Any], name: str) -> Row:
     target = name if name in own else parser.aliases.get(name, "")
     if target in own:
-        note = _description(own[target])
+        note = description_of(own[target])
         return Row(name, "honoured", note if target == name else f"as `{target}`: {note}")
     peer = parser.peer_fields[name]
     if peer.effect == "none":
@@ -91,11 +89,6 @@ def _row(parser: TolerantParser[Any], own: Mapping[str, Any], name: str) -> Row:
     neutral = ", ".join(f"`{json.dumps(value)}`" for value in peer.neutral)
     note = f"neutral too: {neutral}" if neutral else ""
     return Row(name, "refused" if peer.effect == "wrong" else "warned", note)
-
-
-def _description(annotation: Any) -> str:
-    found = (meta.description for meta in get_args(annotation) if isinstance(meta, Meta))
-    return next((text for text in found if text), "")
 
 
 def page() -> str:

@@ -43,7 +43,7 @@ PEER_FIELDS: Mapping[str, PeerField] = {
             *("xtc_threshold", "mirostat_tau", "mirostat_eta", "adaptive_decay", "grammar_lazy", "grammar_triggers"),
             *("preserved_tokens", "backend_sampling", "sse_ping_interval", "reasoning_format", "reasoning_control"),
             *("reasoning_budget_tokens", "reasoning_budget_message", "reasoning_budget_start_tag"),
-            *("reasoning_budget_end_tag", "reasoning_budget_end_tags", "penalize_nl", "tfs_z", "chat_format"),
+            *("reasoning_budget_end_tag", "reasoning_budget_end_tags", "penalize_nl", "chat_format"),
             *("chat_parser", "generation_prompt", "parse_tool_calls", "continue_final_message"),
             # Text Generation Inference, the Inference API and pipelines
             *("options", "use_cache", "wait_for_model", "clean_up_tokenization_spaces", "return_text", "padding"),
@@ -92,6 +92,7 @@ PEER_FIELDS: Mapping[str, PeerField] = {
     ),
     "truncation_side": PeerField("text", ("left",), "; prompts lose their beginning"),
     "typical_p": PeerField("text", (1,), "; top_p and min_p are"),
+    "tfs_z": PeerField("text", (1,)),
     "top_a": PeerField("text", (0,)),
     "smoothing_factor": PeerField("text", (0,)),
     "top_n_sigma": PeerField("text", (-1,)),

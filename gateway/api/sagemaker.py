@@ -155,16 +155,23 @@ def _column(body: bytes) -> list[str]:
     """The texts of a CSV body: its column `inputs`.
 
     Raises:
-        InvalidJson: it has no such column, or no rows.
+        InvalidJson: it is not CSV, it or one of its rows has no such column, or it has no rows.
     """
-    rows = list(csv.reader(io.StringIO(body.decode("utf-8-sig", errors="replace"), newline="")))
+    try:
+        rows = list(csv.reader(io.StringIO(body.decode("utf-8-sig", errors="replace"), newline="")))
+    except csv.Error as error:  # a text beyond the parser's limit of 128 KiB, or a NUL
+        raise InvalidJson(f"The body is not CSV that can be read: {error}; send the texts as JSON.") from error
     header = [name.strip() for name in rows[0]] if rows else []
-    if "inputs" not in header or len(rows) < 2:
+    texts = [(number, row) for number, row in enumerate(rows[1:], 2) if row]
+    if "inputs" not in header or not texts:
         raise InvalidJson(
             "A body of text/csv must begin with a header that has a column inputs, and have 1 row or more."
         )
     index = header.index("inputs")
-    return [row[index] for row in rows[1:] if len(row) > index]
+    for number, row in texts:  # a row that is left out would shift all later answers
+        if len(row) <= index:
+            raise InvalidJson(f"Row {number} of the CSV body has no column inputs.")
+    return [row[index] for _, row in texts]
 
 
 def _session(attributes: str) -> str | None:

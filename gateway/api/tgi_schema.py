@@ -53,8 +53,11 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
     a grammar, are an error."""
 
     best_of: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None,
-        Meta(description=f"a whole number from 1 to {MAX_BEST_OF}: the likeliest of so many completions is the answer"),
+        Annotated[int, Meta(ge=0, le=MAX_BEST_OF)] | None,
+        Meta(
+            description=f"a whole number from 1 to {MAX_BEST_OF} (0: 1): the likeliest of so many completions is the"
+            " answer"
+        ),
     ] = None
     num_return_sequences: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None,
@@ -70,7 +73,7 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
         Annotated[float, Meta(ge=-2, le=2)] | None, Meta(description="a number from -2 to 2")
     ] = None
     top_k: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="a whole number, 1 or more (0 and -1: off)")
+        Annotated[int, Meta(ge=-1)] | None, Meta(description="a whole number, 1 or more (0 and -1: off)")
     ] = None
     top_p: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="a number from 0 (greedy) to 1 (off)")
@@ -85,10 +88,15 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
         ),
     ] = None
     max_length: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="a whole number of tokens, those of the input included; max_new_tokens comes first"),
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(
+            description="a whole number of tokens (0 and -1: off), those of the input included; max_new_tokens comes"
+            " first"
+        ),
     ] = None
-    max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
+    max_time: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="a number of seconds (0: the limit)")] = (
+        None
+    )
     return_full_text: Annotated[bool | None, Meta(description="true or false")] = None
     stop: Annotated[
         _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
@@ -106,7 +114,7 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
     ] = None
     seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
     truncate: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
+        Annotated[int, Meta(ge=-1)] | None,
         Meta(description="a whole number of tokens, 1 or more (0 and -1: off): the end of inputs to use"),
     ] = None
     details: Annotated[bool | None, Meta(description="true or false")] = None
@@ -166,7 +174,6 @@ ALIASES = {
 # Text Generation Inference publishes the string "null" as an example of some parameters.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(TgiParameters.__struct_fields__, ("null",)),
-    "repetition_penalty": ("null", 0),
     "min_p": ("null", 0),
     "seed": ("null", -1),
     "stop": ("null", ""),

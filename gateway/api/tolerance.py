@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from shared.errors import invalid_field
-from shared.parsing import MAX_SHOWN_NAMES, BodyParser, cut, fields_of, replace_lone_surrogates
+from shared.parsing import MAX_SHOWN_NAMES, BodyParser, cut, description_of, fields_of, replace_lone_surrogates
 
 T = TypeVar("T", bound=Struct)
 
@@ -124,7 +124,7 @@ class TolerantParser(Generic[T]):
     ) -> dict[str, Any]:
         """The fields of a struct without what is neutral, aliases resolved; in nested structs likewise."""
         known: dict[str, Any] = {}
-        aliased: dict[str, tuple[str, Any]] = {}
+        aliased: list[tuple[str, str, Any]] = []
         for sent, value in members.items():
             name = sent if sent in fields else self._strict.aliases.get(sent, "")
             if self._strict.is_neutral(sent, value):
@@ -132,17 +132,31 @@ class TolerantParser(Generic[T]):
             if name not in fields:
                 self._ignore(sent, value, ignored, path)
             elif name != sent:
-                aliased[name] = sent, value
+                aliased.append((name, sent, value))
             elif isinstance(value, dict) and (nested := fields_of(fields[name])):
                 known[name] = self._known(value, nested, ignored, f"{path}{name}.")
             else:
                 known[name] = value
-        for name, (sent, value) in aliased.items():
-            if known.setdefault(name, value) != value:
+        for name, sent, value in aliased:
+            if name not in known:
+                known[name] = value
+                continue
+            self._check(path + sent, value, fields[name])
+            if known[name] != value:
                 if name in self._required:
                     raise invalid_field(path + sent, f"is another name of {name}; send one of them")
                 ignored.warnings.append(f"{path}{sent} was ignored: it is another name of {name}, which was sent too.")
         return known
+
+    def _check(self, name: str, value: object, annotation: Any) -> None:
+        """
+        Raises:
+            InvalidRequest: the value, which is not used, could not be.
+        """
+        try:
+            msgspec.convert(value, annotation)
+        except msgspec.ValidationError as error:
+            raise invalid_field(name, f"must be {description_of(annotation)}") from error
 
     def _ignore(self, name: str, value: object, ignored: _Ignored, path: str) -> None:
         """

@@ -79,11 +79,23 @@ def test_every_control_is_reachable_with_the_keyboard(editor: Editor) -> None:
     editor.wait_for_response()
 
 
+DEEDS = (
+    *("walked along the shore until it was dark", "mended his nets before the house", "wrote a long letter to his son"),
+    *(
+        "sailed to the island and came back late",
+        "sold his fish at the market",
+        "slept, because the wind was too strong",
+    ),
+)
+
+
 def test_the_page_fits_a_phone_and_works_by_touch(open_page: OpenPage) -> None:
     editor = open_page(mode="off", context=PHONE)
     page = editor.page
     editor.text.tap()
-    page.keyboard.insert_text((OPENING + " said nothing. ") * 6 + OPENING)
+    page.keyboard.insert_text(
+        " ".join(f"On day {number} he {deed}." for number, deed in enumerate(DEEDS)) + " " + OPENING
+    )
     before = editor.value
     page.get_by_role("button", name="Suggest", exact=True).tap()
     rows = editor.wait_for_response()

@@ -21,6 +21,8 @@ MAX_VALUES: dict[str, float] = {
     "n": 2,
     "num_samples": 2,
     "best_of": 2,
+    "num_return_sequences": 1,
+    "max_length": 60,
     "length": 4,
     "max_time": 5,
     "max_tokens": 4,
@@ -37,7 +39,8 @@ MAX_ITEMS = 2
 MAX_TOKEN_ID = 99
 TGI_PATHS = ("/", "/generate", "/generate_stream")
 # Parameters of a generation that are valid with some of the others only.
-RULED = ("best_of", "clean", "decoder_input_details")
+RULED = ("best_of", "clean", "decoder_input_details", "num_return_sequences", "n", "max_time")
+NUMBERS_OF_TOKENS = ("max_tokens", "max_new_tokens", "n_predict", "num_predict", "max_completion_tokens")
 MODEL_FIELDS = ("model_size", "model")
 MODEL = "embedded"
 _numbers = itertools.count()
@@ -52,8 +55,13 @@ def before_call(_context: schemathesis.HookContext, case: schemathesis.Case[Any]
     body = lowered(case.body)
     if case.path in TGI_PATHS:
         body["parameters"] = _generation_parameters(body.get("parameters") or {})
-    if case.path == "/v1/completions" and body.get("max_tokens") is None:
-        body["max_tokens"] = NUM_TOKENS
+        if (case.path == "/generate_stream" or body.get("stream")) and isinstance(body.get("inputs"), list):
+            body["inputs"] = body["inputs"][0]
+    if case.path == "/v1/completions":
+        for name in NUMBERS_OF_TOKENS[1:]:  # other names of the same
+            body.pop(name, None)
+        if body.get("max_tokens") is None:
+            body["max_tokens"] = NUM_TOKENS
     if "Prefer" in (case.headers or {}):
         body.pop("stream", None)  # a job is not streamed
     if not body.get("stream"):
@@ -90,4 +98,6 @@ def _value(name: str, value: Any) -> Any:
         return MODEL if name in MODEL_FIELDS else value[:MAX_CHARS]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
+    if name in NUMBERS_OF_TOKENS and value <= 0:  # as many as there is room for
+        return NUM_TOKENS
     return min(value, MAX_TOKEN_ID if name == "prompt" else MAX_VALUES.get(name, value))

@@ -34,7 +34,7 @@ def is_replaced(tercet: Tercet, index: int, old_pid: object) -> bool:
 def test_killed_workers_are_replaced_in_their_slots_and_no_request_fails(
     short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpus = ["GPU-aaaa", "7", "2"]
+    gpus = ["4", "7", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
     with running(short_tmp_path, devices="cuda:0,cuda:1,cuda:2", compute="cpu", models="embedded") as tercet:
         first = slots_by_index(tercet)

@@ -15,6 +15,8 @@ from deploy.aws.wake.answers import Refusal, invalid
 
 MAX_CONTEXT_CHARS = 1 << 20
 ALIASES = {"samples": "n_samples", "n": "n_samples", "num_samples": "n_samples", "prompt": "context", "top_n": "top_k"}
+# A body with one of these is that of another deployment's client, whose further fields are ignored.
+OTHERS_NAMES = frozenset({"prompt", "num_samples", "top_n"})
 Check = tuple[Callable[[Any], bool], str]  # and what a value must be
 
 
@@ -64,14 +66,14 @@ FIELDS: dict[str, Check] = {
     "model_size": _text(128, optional=True),
     "strategy": (lambda value: value in ("sample", "predict"), "must be sample or predict"),
     "temperature": _number(0, 5),
-    "top_k": _whole(0, math.inf),
+    "top_k": _whole(-1, math.inf),
     "top_p": _number(0, 1),
     "min_p": _number(0, 1),
-    "max_tokens": _whole(1, math.inf, optional=True),
+    "max_tokens": _whole(-1, math.inf, optional=True),
     "repetition_penalty": _number(0.01, 100),
     "stop": (_is_stop, "must be a list of up to 8 strings of 1 to 256 characters"),
     "single_line": _FLAG,
-    "seed": _whole(0, 2**63 - 1, optional=True),
+    "seed": _whole(-1, math.inf, optional=True),
     "clean": _FLAG,
     "explain": _whole(1, 10, optional=True),
 }
@@ -90,9 +92,14 @@ def canonical_request(body: bytes) -> bytes:
     if not isinstance(members, dict):
         raise _malformed('The body must be a JSON object, like {"prompt": "The old man"}.')
     fields: dict[str, Any] = {}
+    is_others = bool(members.keys() & OTHERS_NAMES)
     for name, value in members.items():
         field = ALIASES.get(name, name)
+        if value is None and field in FIELDS:  # as leaving it out
+            continue
         if field not in FIELDS:
+            if is_others:
+                continue
             raise invalid(name[:40], f"is not known here; known are {', '.join(sorted(FIELDS))}, {', '.join(ALIASES)}")
         if field in fields:
             raise invalid(name, f"names {field}, which the request has already; leave one out")
@@ -102,10 +109,9 @@ def canonical_request(body: bytes) -> bytes:
         fields[field] = value
     if "context" not in fields:
         raise invalid("prompt", "is missing; send the text to continue")
-    try:
-        return json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        raise _malformed("A string has a surrogate that is not part of a pair, so it is no Unicode text.") from None
+    text = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    # Half of a surrogate pair is U+FFFD, as at the gateway.
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

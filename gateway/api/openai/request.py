@@ -43,6 +43,8 @@ def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest
         changes |= {"temperature": 0.0, "top_p": 1.0}
     if not 0 <= request.top_k < model.vocab_size:
         changes["top_k"] = 0
+    if isinstance(request.logprobs, bool):
+        changes["logprobs"] = 0 if request.logprobs else None
     if not request.stream:
         changes["stream_options"] = None
     if request.truncate_prompt_tokens is not None and not _is_text(request.prompt):

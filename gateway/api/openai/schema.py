@@ -56,7 +56,9 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
         ),
     ] = 16
     n: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 1
-    best_of: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, Meta(description="a whole number from n to 8")] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="a whole number from n to 8 (0: n)")
+    ] = None
     temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] = 1.0
     top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (greedy) to 1 (off)")] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
@@ -70,8 +72,11 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
         ),
     ] = {}
     logprobs: Annotated[
-        Annotated[int, Meta(ge=0, le=20)] | None,
-        Meta(description="a whole number from 0 to 20: most likely tokens to report at each step"),
+        Annotated[int, Meta(ge=0, le=20)] | bool | None,
+        Meta(
+            description="a whole number from 0 to 20: most likely tokens to report at each step (true: 0, the chosen"
+            " ones only; false: none)"
+        ),
     ] = None
     echo: Annotated[bool, Meta(description="true (begin each text with its prompt) or false")] = False
     stop: Annotated[
@@ -106,7 +111,9 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
     min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (off) to 1")] = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100, description="a number from 0.01 to 100")] = 1.0
     single_line: Annotated[bool, Meta(description="true (end at a newline) or false")] = False
-    max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
+    max_time: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="a number of seconds (0: the limit)")] = (
+        None
+    )
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="a whole number of tokens, 1 or more (-1: off): the end of each prompt to use"),
@@ -219,13 +226,10 @@ NEUTRAL = {
     "model": ("tgi",),  # the placeholder of Text Generation Inference's documentation
     "best_of": (0,),
     "logit_bias": ([],),
-    "logprobs": (False,),
     "n_probs": (0,),
     "seed": (-1,),
     "truncate_prompt_tokens": (0, -1),
     "truncate": (0, -1),
     "max_time": (0,),
-    "repetition_penalty": (0,),
-    "repeat_penalty": (0,),
 }
 parse_completion_request = TolerantParser(CompletionRequest, PEER_FIELDS, ALIASES, NEUTRAL)

@@ -82,7 +82,7 @@ def test_generate_answers_what_the_endpoint_answers(lambda_of: Callable[..., Inv
         assert (invoke(event_2(invalid))["statusCode"], invoke(event_2(invalid))["body"]) == (400, INVALID)
     assert invoke(event_2("%%%", is_base64=True))["body"] == INVALID
 
-    refusal = invoke(event_2(json.dumps({"inputs": PROMPT, "parameters": {"top_k": 0}})))
+    refusal = invoke(event_2(json.dumps({"inputs": PROMPT, "parameters": {"top_k": -2}})))
     assert refusal["statusCode"] == 422
     assert json.loads(refusal["body"])["error_type"] == "validation"
 

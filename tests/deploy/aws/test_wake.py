@@ -21,7 +21,7 @@ from deploy.aws.wake.answers import Refusal
 from deploy.aws.wake.handler import SweepFailed, make_service
 from deploy.aws.wake.jobs import Job, Jobs
 from deploy.aws.wake.requests import FIELDS, canonical_request
-from gateway.api.schema import JobRequest, parse_job_request
+from gateway.api.schema import JobRequest, parse_job_request, parse_others_job_request
 from gateway.jobs.dynamodb import item_of, job_of
 from gateway.jobs.queue import JobQueue
 from shared.errors import TercetError
@@ -250,6 +250,7 @@ GOOD: list[dict[str, Any]] = [
     PROMPT,
     {"prompt": "é\ud83d\ude00\n", "samples": 8, "stop": ["."], "seed": 2**63 - 1, "clean": False, "explain": 10},
     {"context": "x", "n": 1, "max_time": 0.5, "model_size": "small", "strategy": "predict", "max_tokens": None},
+    {"prompt": "\ud800 went", "top_k": -1, "seed": -1, "n_samples": None},
 ]
 BAD = [
     "",
@@ -261,10 +262,9 @@ BAD = [
     '{"prompt": "a", "context": "b"}',
     '{"prompt": NaN}',
     '{"prompt": 1}',
-    '{"prompt": "x", "unknown": 1}',
-    '{"prompt": "x", "stream": true}',
-    '{"prompt": "x", "session": "s"}',
-    '{"prompt": "\\ud800"}',
+    '{"context": "x", "unknown": 1}',
+    '{"context": "x", "stream": true}',
+    '{"context": "x", "session": "s"}',
     "[" * 100_000,
     '{"prompt": "x", "max_time": 1e999}',
     '{"prompt": "x", "top_k": 1e999}',
@@ -298,6 +298,12 @@ def test_it_knows_the_gateways_fields_with_their_bounds_and_no_others() -> None:
             with pytest.raises(Refusal) as refused:
                 canonical_request(body)
             assert list(refused.value.errors) == [field.name], value
+
+
+def test_further_fields_of_another_deployments_client_are_ignored() -> None:
+    body = json.dumps({"prompt": "x", "batch_size": 1, "unknown": None}).encode()
+    assert canonical_request(body) == b'{"context":"x"}'
+    assert parse_others_job_request(body).request == parse_job_request(canonical_request(body))
 
 
 def test_bad_requests_are_answered_with_the_field_and_start_nothing(function: Function) -> None:

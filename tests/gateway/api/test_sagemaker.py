@@ -182,6 +182,20 @@ def test_csv_without_inputs_is_refused(api: Api, body: bytes) -> None:
     assert "a header that has a column inputs" in answer.json["detail"]
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"id,inputs\n1,a\n2\n3,c\n", "Row 3 of the CSV body has no column inputs"),
+        (b"inputs\n" + b"x" * 200_000, "field larger than field limit"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named_and_none_is_left_out(api: Api, body: bytes, message: str) -> None:
+    answer = send(api, "text/csv", body)
+    assert (answer.status_code, answer.json["code"]) == (400, "invalid_json")
+    assert message in answer.json["detail"]
+    assert not api.pool.workers[0].calls
+
+
 def test_plain_text_is_an_input_unless_it_is_json(api: Api) -> None:
     for media_type in ("text/plain", "text/plain; charset=utf-8", "application/x-text"):
         assert send(api, media_type, b"He saw {").json[0]["generated_text"].startswith(" said")

@@ -59,7 +59,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("best_of", [0, 1, 8], [-1, 9, 1.5, "2"]),
     ("num_return_sequences", [1, 8, None], [0, -1, 9]),
     ("temperature", [0, 0.001, 1, 100], [-1, 100.1, "1"]),
-    ("repetition_penalty", [0, 0.01, 1.0, 100], [0.009, 100.1]),
+    ("repetition_penalty", [0.01, 1.0, 100], [0, 0.009, 100.1]),
     ("frequency_penalty", [-2, 0, 2], [-2.1, 2.1]),
     ("top_k", [0, -1, 1, 500, 100_000], [-2, 0.5]),
     ("top_p", [0, 0.001, 1], [-0.1, 1.001]),

@@ -346,11 +346,21 @@ def test_truncate_prompt_tokens_is_honoured(api: Api) -> None:
         assert last_call(api).max_prompt_tokens == N_CTX - 16
 
 
+def test_logprobs_of_chat_clients_are_true_or_false(api: Api) -> None:
+    for value, number in ((True, 0), (False, None), (0, 0), (5, 5)):
+        choice = post(api, "/v1/completions", {"logprobs": value}).json["choices"][0]
+        assert last_call(api).logprobs == number
+        assert (choice["logprobs"] is None) is (number is None)
+
+
 def test_two_names_of_a_field(api: Api) -> None:
     """The dialect's own name counts. Two texts to complete are an error: one of them would be lost."""
     [warning] = warnings_of(post(api, "/v1/completions", {"max_tokens": 5, "n_predict": 7}))
     assert warning == "n_predict was ignored: it is another name of max_tokens, which was sent too."
     assert last_call(api).sampling.max_new_tokens == 5
+    # A value that could not be one is an error, though it is not used.
+    for fields in ({"max_tokens": 5, "n_predict": "7"}, {"n": 1, "n_cmpl": True}, {"n_cmpl": 99, "n": 1}):
+        assert post(api, "/v1/completions", fields).status_code == 400
 
 
 # Surrogates --------------------------------------------------------------------------------------
