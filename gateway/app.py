@@ -45,6 +45,7 @@ from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.sessions import Sessions
+from gateway.generation.turns import SessionTurns
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -209,6 +210,7 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
+    turns: SessionTurns,
     jobs: JobExecutor | None = None,
     clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
     tracing: Tracing = NO_TRACING,
@@ -246,7 +248,9 @@ def create_app(
     public_url = settings.access.public_url
     add_error_handlers(app, app.find_resource, partial(nearest_route, resources=app.resources), metrics, public_url)
     quota = OwnerQuota(settings.limits.key_concurrency, shared)
-    starter = RequestStarter(admission.models, fanout, quota, Sessions(shared), hangups, settings.limits.timeout_s)
+    starter = RequestStarter(
+        admission.models, fanout, quota, Sessions(shared), turns, hangups, settings.limits.timeout_s
+    )
     feedback_store = FeedbackStore(metrics, shared)
     if shared is not None:
         shared.start()
@@ -284,7 +288,7 @@ def create_app(
         "/tokenizer_info": TokenizerInfoResource(starter, tokenizer),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
-        "/slots": SlotsResource(admission, metrics, assets),
+        "/slots": SlotsResource(admission, turns, metrics, assets),
         "/metrics": MetricsResource(metrics),
         "/": RootResource(assets[INDEX], tgi),
         "/docs": AssetResource(assets[DOCS], "The documentation of this API, with a form to try each request"),
@@ -325,7 +329,8 @@ def build() -> GatewayApp:
         log.warning("address_exposed", address=str(bind), keys=has_keys, tls=settings.uses_tls)
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.pool.placement, settings.limits.queue)
-    metrics = Metrics(admission.states, lambda: admission.num_waiting)
+    turns = SessionTurns(admission, settings.limits.queue)
+    metrics = Metrics(admission.states, lambda: turns.num_waiting)
     access = RemoteAccess(settings.remote.pool_key, settings.remote.pool_ca) if settings.remote.pool else None
     pool = PoolWatcher(plan, admission, settings.pool.ack_ms / 1e3, settings.remote.pool, access)
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.limits.queue)
@@ -342,7 +347,8 @@ def build() -> GatewayApp:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
-        jobs=_make_jobs(settings, plan, admission, metrics),
+        turns=turns,
+        jobs=_make_jobs(settings, plan, admission, turns, metrics),
         clients=pool.clients,
         tracing=tracing,
         shared=_make_shared_store(settings, metrics),
@@ -359,7 +365,9 @@ def _make_shared_store(settings: Settings, metrics: Metrics) -> SharedStore | No
     )
 
 
-def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Metrics) -> JobExecutor | None:
+def _make_jobs(
+    settings: Settings, plan: Plan, admission: Admission, turns: SessionTurns, metrics: Metrics
+) -> JobExecutor | None:
     if settings.job_store == "none" or settings.server.sagemaker:
         return None
     queue = JobQueue(
@@ -369,13 +377,13 @@ def _make_jobs(settings: Settings, plan: Plan, admission: Admission, metrics: Me
         count=lambda event: metrics.jobs.labels(event=event).inc(),
     )
     num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))
-    jobs = JobExecutor(queue, num_threads=num_threads, has_room=lambda: _has_room_for_jobs(admission, jobs))
+    jobs = JobExecutor(queue, num_threads=num_threads, has_room=lambda: _has_room_for_jobs(admission, turns, jobs))
     metrics.watch_jobs(lambda: jobs.num_open)
     return jobs
 
 
-def _has_room_for_jobs(admission: Admission, jobs: JobExecutor) -> bool:
+def _has_room_for_jobs(admission: Admission, turns: SessionTurns, jobs: JobExecutor) -> bool:
     """Jobs start only while no other request waits for room, and within their share of the slots that are there."""
-    if admission.num_waiting or not any(state.state == "warm" for state in admission.states().values()):
+    if turns.num_waiting or not any(state.state == "warm" for state in admission.states().values()):
         return False
     return jobs.num_running < max(1, int(JOB_SHARE * admission.capacity() / BRANCHES_PER_REQUEST))

@@ -19,6 +19,7 @@ from gateway.api.openapi import build_document
 from gateway.app import OPEN_ROUTES, create_app
 from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
+from gateway.generation.turns import SessionTurns
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
@@ -45,7 +46,14 @@ def gateway_document() -> Json:
     admission = Admission(plan, settings.pool.placement, settings.limits.queue)
     metrics = Metrics(admission.states, lambda: 0)
     fanout = Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(1))
-    app = create_app(settings=settings, admission=admission, fanout=fanout, metrics=metrics, hangups=HangupWatcher())
+    app = create_app(
+        settings=settings,
+        admission=admission,
+        fanout=fanout,
+        metrics=metrics,
+        hangups=HangupWatcher(),
+        turns=SessionTurns(admission, settings.limits.queue),
+    )
     return build_document(app.resources, open_routes=OPEN_ROUTES, needs_keys=True)
 
 

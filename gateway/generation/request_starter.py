@@ -18,6 +18,7 @@ from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
 from gateway.generation.started_request import StartedRequest
+from gateway.generation.turns import SessionTurns
 from gateway.pool.admission import Cancelling
 from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
@@ -64,6 +65,7 @@ class RequestStarter:
         fanout: Fanout,
         quota: OwnerQuota,
         sessions: Sessions,
+        turns: SessionTurns,
         hangups: HangupWatcher,
         timeout_s: float,
     ) -> None:
@@ -78,6 +80,7 @@ class RequestStarter:
         self._quota = quota
         self._hangups = hangups
         self._sessions = sessions
+        self._turns = turns
 
     @contextmanager
     def admitting(self, caller: Caller) -> Iterator[None]:
@@ -117,8 +120,9 @@ class RequestStarter:
             caller.cancelling(context.cancel),
         ):
             try:
-                self._start(context)
-                yield StartedRequest(context, self._fanout, policy)
+                with self._turns.taken(context):
+                    self._start(context)
+                    yield StartedRequest(context, self._fanout, policy)
             finally:
                 context.cancel()
 

@@ -71,6 +71,7 @@ MIN_TEXT_CHARS = 2000
 PARTS = {
     "stream": writer.measure_streams,
     "typing": writer.measure_typing,
+    "crowd": writer.measure_crowds,
     "distinct": writer.measure_distinct,
 }
 

@@ -1,7 +1,7 @@
-"""The parts of `writer`: streaming, typing, distinct sentences.
+"""The parts of `writer`: streaming, typing, a crowd, distinct sentences.
 
 `stream`: how long after the engine's first token the client has the first text delta. `typing`: writers whose every
-key is a request. `distinct`:
+key is a request. `crowd`: ever more of them, past what the server can answer. `distinct`:
 whether a request gets three whole sentences that differ, judged by the gateway's rules of similarity and repetition, by
 which it also selects; whether a sentence ends at a word is judged independently. Knows the server only by its responses
 and the times in its log.
@@ -32,6 +32,9 @@ from tests.bench.speed.writer_session import (
 NUM_KEYS = 500
 THREADS_PER_WRITER = 8
 START_DELAY_S = 0.2  # until all writers' threads have started
+CROWDS = (4, 8, 16, 24, 32, 48, 64)
+CROWD_KEYS = 120  # of each writer
+CROWD_PAUSE_S = 1.0  # after which clients have forgotten the last crowd's refusals
 NUM_STREAMS = 300
 NUM_CONTEXTS = 500
 TEMPERATURE = 0.8
@@ -39,7 +42,7 @@ NUM_SENTENCES = 3
 
 # Headings whose figures are shares.
 PERCENTAGES = frozenset(
-    {"answered", "superseded", "complete", "partial", "504", "end at a word"}
+    {"answered", "superseded", "refused", "of the most", "complete", "partial", "504", "end at a word"}
     | {"3 distinct sentences", "with top-up branches"}
 )
 
@@ -156,6 +159,49 @@ def _type(session: WriterSession, texts: Sequence[str], name: str) -> list[dict[
         {f"{name}-{writer}-{key}": exchanges[key] for key in sorted(exchanges)}
         for writer, exchanges in enumerate(found)
     ]
+
+
+def measure_crowds(session: WriterSession) -> list[Part]:
+    """Crowds of writers, one after another, each writer with a session of its own.
+
+    `answered/s` leaves out the first quarter, in which queues fill. `of the most` compares it with the crowd that got
+    the most answers: what the server can answer. The clients compute on the same cores.
+    """
+    num_keys = session.num_repeats(CROWD_KEYS)
+    rows = []
+    with progress(session.console, "Crowds", len(CROWDS)) as turn:
+        for num_writers in CROWDS:
+            turn(f"{num_writers} writers")
+            rng = random.Random(num_writers)
+            texts = [session.passage(num_keys, rng) for _ in range(num_writers)]
+            rows.append(_crowd_row(session, _type(session, texts, f"crowd-{num_writers}")))
+            session.server.wait_until_idle()
+            time.sleep(CROWD_PAUSE_S)
+    most = max(row.figures["answered/s"] for row in rows)
+    for row in rows:
+        row.figures["of the most"] = row.figures["answered/s"] / most
+    return rows
+
+
+def _crowd_row(session: WriterSession, writers: Sequence[Mapping[str, Exchange]]) -> Part:
+    exchanges = [done for writer in writers for done in writer.values()]
+    began_at = min(done.started_at for done in exchanges)
+    span_s = max(done.started_at for done in exchanges) - began_at
+    answered = [done for done in exchanges if done.status == 200]
+    settled = [done for done in answered if 0.25 * span_s < done.ended_at - began_at <= span_s]
+    statuses = [done.status for done in exchanges]
+    each = sorted(sum(done.status == 200 for done in writer.values()) / len(writer) for writer in writers)
+    figures = {
+        "keys/s": len(exchanges) / span_s,
+        "answered/s": len(settled) / (0.75 * span_s),
+        "answered": len(answered) / len(statuses),
+        "superseded": statuses.count(409) / len(statuses),
+        "refused": statuses.count(503) / len(statuses),
+        "other": float(sum(status not in {200, 409, 503} for status in statuses)),
+        "least of a writer": each[0],
+        **latency_figures([done.ms for done in answered] or [0.0]),
+    }
+    return Part(part="crowd", what=f"{len(writers)} writers", figures=figures)
 
 
 def _overlaps_ms(branches: Mapping[str, Sequence[LogLine]], requests: Sequence[str]) -> list[float]:

@@ -9,6 +9,7 @@ import pytest
 from falcon import testing
 
 from gateway.app import create_app
+from gateway.generation.turns import SessionTurns
 from gateway.jobs.executor import JobExecutor
 from shared.hangups import HangupWatcher
 from shared.settings import Settings
@@ -22,12 +23,14 @@ class Api:
         self, pool: StubPool, hangups: HangupWatcher, jobs: JobExecutor | None = None, **settings: str
     ) -> None:
         self.pool = pool
+        loaded = Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()})
         self.app = create_app(
-            settings=Settings.load({f"TERCET_{name.upper()}": value for name, value in settings.items()}),
+            settings=loaded,
             admission=pool.admission,
             fanout=pool.fanout,
             metrics=pool.metrics,
             hangups=hangups,
+            turns=SessionTurns(pool.admission, loaded.limits.queue),
             jobs=jobs,
             clients=pool.clients,
         )
