@@ -246,18 +246,25 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         drain_s = min(self.settings.server.drain_s, self.settings.server.grace_s / 2)
         if self._listening_ended_at is None and elapsed >= drain_s:
             self._close_listeners(now)
-        if self._listening_ended_at is not None and now >= self._listening_ended_at + IDLE_LINGER_S:
-            self._end_unaccepted(now, elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S)
+        if self._listening_ended_at is not None:
+            is_last_moment = elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S
+            self._end_unaccepted(now, now - self._listening_ended_at, is_last_moment)
         if elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
             self._is_cancelled = True
             self.wsgi.cancel_all(ShuttingDown("The server is shutting down; send the request again."))
         is_done = self._listening_ended_at is not None and not self._connections
         return is_done or elapsed >= self.settings.server.grace_s - EXIT_MARGIN_S
 
-    def _end_unaccepted(self, now: float, is_last_moment: bool) -> None:
+    def _end_unaccepted(self, now: float, waited_s: float, is_last_moment: bool) -> None:
         """End connections that wait for their client during a stop; requests that are being answered stay, and what has
-        arrived is read first. After a reload there is time for requests that arrive slowly."""
+        arrived is read first. After a reload there is time for requests that arrive slowly.
+
+        Those that have begun a request and send it slowly are refused first: they are given as long to read it, and
+        then all has ended when idle connections end.
+        """
         for connection in list(self._connections.values()):
+            if waited_s < (IDLE_LINGER_S / 2 if connection.phase is Phase.READING else IDLE_LINGER_S):
+                continue
             is_unaccepted = connection.phase in {Phase.IDLE, Phase.READING, Phase.HANDSHAKE}
             is_sending = self._is_replaced and connection.phase is not Phase.IDLE
             if is_unaccepted and not is_last_moment and (is_sending or connection.has_arrived):

@@ -1,15 +1,17 @@
-"""R7: many times more requests than the pools can serve."""
+"""R7: many times more requests than the pools can serve, on cores that the load generator does not use."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from tests.chaos.http_client import Answer, find_fault
 from tests.chaos.load import Load, milliseconds, offer
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import Tercet, metric
+from tests.e2e.harness import Tercet, metric, running
 
 OVERLOAD = 10
 REFUSAL_P99_MS, REFUSAL_MAX_MS = 50.0, 250.0
@@ -20,8 +22,32 @@ QUEUE_BRANCHES = 96  # TERCET_QUEUE
 
 
 def refuse_overload(context: Context, findings: Findings) -> None:
-    """Peak and overload in turns on one instance, so that a slow minute of the machine touches both."""
-    tercet = context.shared()
+    """Peak and overload in turns on one instance, so that a slow minute of the machine touches both.
+
+    The generator has a core and the server the others: at ten times the peak, sending costs as much CPU time as
+    refusing, and an editor's keys cost the server none.
+    """
+    *server_cores, generator_core = sorted(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        with _on_cores(server_cores or [generator_core]):
+            tercet = stack.enter_context(running(context.directory(), models="embedded*2"))
+        stack.enter_context(_on_cores([generator_core]))
+        _measure(context, tercet, findings)
+    findings.figures["cores of the server"] = len(server_cores)
+
+
+@contextmanager
+def _on_cores(cores: Collection[int]) -> Iterator[None]:
+    """This thread, and the threads and processes that it starts, run on these cores."""
+    was = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, was)
+
+
+def _measure(context: Context, tercet: Tercet, findings: Findings) -> None:
     num_turns = context.amount(1, 3)
     served_per_s: dict[str, list[float]] = {"peak": [], "overload": []}
     refusals, faults, num_sent, lag_ms, max_waiting = [], Counter[str](), 0, 0.0, 0.0

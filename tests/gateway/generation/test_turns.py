@@ -90,7 +90,7 @@ def start(turns: SessionTurns) -> Iterator[Start]:
 
 
 def _waits(turns: SessionTurns, session: object, context: RequestContext) -> bool:
-    places = [model.places.get(session) for model in turns._models.values()]  # type: ignore[call-overload]
+    places = [model.places.get(session) for model in turns._models.values()]
     return any(place is not None and place.request is not None and place.request.context is context for place in places)
 
 
