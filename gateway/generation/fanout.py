@@ -30,7 +30,7 @@ from gateway.generation.request import (
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from gateway.pool.client import BranchError, SlotClient
+from gateway.pool.client import NO_SOCKET, BranchError, SlotClient
 from gateway.pool.slot_table import ASIDE_S
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import Done, GenerateRequest, Group, Token
@@ -48,8 +48,10 @@ SCARCE_MEMORY = "out_of_memory"
 MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
 # Pause before the second attempt after such a refusal; four times as long before the third.
 RETRY_PAUSE_S = 0.025
-# Pauses of a branch for which other gateways have taken the room of a slot, in turn; the last is repeated.
-TAKEN_ROOM_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
+# Pauses of a branch whose slot serves and yet cannot take it now, in turn; the last is repeated.
+WAIT_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
+# A worker looks for its socket once a second.
+MAX_NO_SOCKET_S = 3.0
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
 FULL_QUEUE_PAUSE_S = 0.1
 # A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
@@ -177,7 +179,7 @@ class Fanout:
         """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
 
         A slot of another machine that is full, because other gateways use it too, has not failed: the branch waits for
-        room until its deadline.
+        room until its deadline. Nor has one whose socket was removed: it makes it again.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -191,10 +193,10 @@ class Fanout:
         failed_slots: set[int] = set()
         failure: BranchFailure | None = None
         attempt = 1
-        num_full = 0
+        num_pauses = 0
         while True:
             if slot is None:
-                slot = self._reserve_one(context, branch, failed_slots, is_first=attempt == 1 and not num_full)
+                slot = self._reserve_one(context, branch, failed_slots, is_first=attempt == 1 and not num_pauses)
                 if failure is not None and failure.code == SCARCE_MEMORY and slot in failed_slots:
                     self._admission.release(slot, context.pin)
                     return failure
@@ -214,8 +216,12 @@ class Fanout:
             except BranchError as error:
                 outcome = error.code
                 self._note_lie(slot, error)
-                is_room_taken = error.code == SLOT_FULL and self._clients[slot].is_remote and not context.is_over
-                if not is_room_taken:
+                must_wait = not context.is_over and (
+                    self._clients[slot].is_remote
+                    if error.code == SLOT_FULL
+                    else error.code == NO_SOCKET and time.monotonic() < started_at + MAX_NO_SOCKET_S
+                )
+                if not must_wait:
                     failure = BranchFailure(branch.index, error.code, error.detail)
                     max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
                     is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
@@ -226,11 +232,12 @@ class Fanout:
             finally:
                 self._admission.release(slot, context.pin)
                 self._branch_counter(str(slot), outcome).inc()
-            if is_room_taken:
-                context.pause(TAKEN_ROOM_PAUSES_S[min(num_full, len(TAKEN_ROOM_PAUSES_S) - 1)])
-                num_full += 1
-            else:
+            if outcome != SLOT_FULL or not must_wait:
                 failed_slots.add(slot)
+            if must_wait:
+                context.pause(WAIT_PAUSES_S[min(num_pauses, len(WAIT_PAUSES_S) - 1)])
+                num_pauses += 1
+            else:
                 attempt += 1
             slot = None
 

@@ -32,6 +32,8 @@ from shared.plan import Remote, Slot
 from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
 from shared.settings import Address
 
+# The worker lives, and makes its socket again if it was removed.
+NO_SOCKET = "no_socket"
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
 # A worker sends its state at least once a second; after this time without a line it counts as down.
@@ -507,6 +509,8 @@ def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> byte
 
 
 def _connection_error(error: httpx.TransportError) -> BranchError:
+    if isinstance(error.__cause__, FileNotFoundError):
+        return BranchError(NO_SOCKET, "The worker's socket is missing.")
     return BranchError("broken", "The connection to the worker failed.", is_lie=isinstance(error, InvalidResponse))
 
 

@@ -35,9 +35,11 @@ def survive_slow_clients(context: Context, findings: Findings) -> None:
         dripping: tuple[Kind, ...] = ("head", "body", "handshake", "idle") if certificate else ("head", "body")
         kinds = [*_cycled(dripping, NUM_DRIPPING), *_cycled(("unread",), NUM_UNREAD)]
         tls = certificate.client() if certificate else None
-        with running(context.directory(), certificate, models="embedded*2") as tercet:
-            with SlowClients(tercet.port, tls, ["idle"] * NUM_OTHERS, context.seed).running():
-                calm_s = _stop_s(tercet)
+        with (
+            running(context.directory(), certificate, models="embedded*2") as tercet,
+            SlowClients(tercet.port, tls, ["idle"] * NUM_OTHERS, context.seed).running(),
+        ):
+            calm_s = _stop_s(tercet)
         findings.figures[f"{name}: stop with idle clients s"] = calm_s
         with running(context.directory(), certificate, models="embedded*2") as tercet:
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -19,7 +20,7 @@ from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool import slot_table
 from gateway.pool.admission import Admission
-from gateway.pool.client import SlotClient
+from gateway.pool.client import NO_SOCKET, SlotClient
 from shared.errors import DeadlineExceeded, Overloaded, ShuttingDown
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State, Token
 from tests.gateway.exposition import total
@@ -269,6 +270,18 @@ def test_a_branch_that_waits_for_room_elsewhere_ends_at_its_deadline(make_pool: 
     [event] = start(pool, RequestContext(make_spec(num_completions=1, timeout_s=1.0)))
     assert isinstance(event, BranchFailure)
     pool.wait_until_idle()
+
+
+def test_a_branch_waits_for_a_socket_that_was_removed(make_pool: MakePool, tmp_path: Path) -> None:
+    """Without the budget for retries; the worker makes it again, as in tests/e2e/test_run_directory.py."""
+    pool = make_pool(lambda request: completion(request, " the sea"), num_retries=0)
+    pool.clients[0].close()
+    socket = Path(pool.admission.slots()[0].slot.socket)
+    removed = socket.rename(tmp_path / "removed.sock")
+    threading.Timer(0.3, removed.rename, [socket]).start()
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+    assert pool.num_branches(0, NO_SOCKET) > 0
 
 
 def test_more_branches_than_room_run_in_waves(make_pool: MakePool) -> None:

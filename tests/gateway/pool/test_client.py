@@ -279,7 +279,7 @@ def test_a_slot_without_a_worker(short_path: Path) -> None:
     client = SlotClient(Slot(0, "cpu", "small", str(short_path / "none.sock"), 3), ACK_S)
     with pytest.raises(BranchError) as caught:
         read_lines(client)
-    assert caught.value.code == "broken"
+    assert caught.value.code == "no_socket"
     with pytest.raises(BranchError) as caught:
         next(client.states())
     assert caught.value.code == "unreachable"
