@@ -8,6 +8,7 @@ from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.files import lose_files
 from tests.chaos.rows.lies import distrust_liars
+from tests.chaos.rows.mixed import flat_usage_over_cycles
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.signals import heal_after_refused_reloads, signal_at_any_moment
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
@@ -74,6 +75,12 @@ ROWS = (
         "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, "
         "all made again, no accepted job lost",
         lose_files,
+    ),
+    Row(
+        "R33",
+        "Requests of all kinds, clients that hang up, reloads and killed workers: 0 failed, no job lost; every process "
+        "at the same age holds what the first did: memory + 5 MB, descriptors and threads + 0",
+        flat_usage_over_cycles,
     ),
     Row(
         "S13",

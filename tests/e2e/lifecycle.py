@@ -48,10 +48,12 @@ def start_behind(tercet: Tercet, listener: socket.socket) -> None:
     tercet.start(sys.executable, "-c", program, str(number), pass_fds=[number])
 
 
-def _hide_marker(tercet: Tercet) -> Callable[[], object]:
+def _damage_marker(tercet: Tercet) -> Callable[[], object]:
+    """A marker that is only missing would be made again."""
     marker = tercet.run_dir / MARKER_FILE
-    hidden = marker.rename(marker.with_suffix(".hidden"))
-    return partial(hidden.rename, marker)
+    marker.unlink()
+    marker.mkdir()
+    return marker.rmdir
 
 
 def _open_directory_to_others(tercet: Tercet) -> Callable[[], object]:
@@ -69,7 +71,7 @@ def _block_plan_lock(tercet: Tercet) -> Callable[[], object]:
 # Changes a running instance's run directory so that its masters refuse to reload; returns what undoes it.
 Refusal = Callable[[Tercet], Callable[[], object]]
 REFUSALS: dict[str, Refusal] = {
-    "no marker": _hide_marker,
+    "no file as marker": _damage_marker,
     "a directory that others may write": _open_directory_to_others,
     "no lock of the plan": _block_plan_lock,
 }

@@ -105,19 +105,18 @@ def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, dire
     """Reloads whose new workers cannot load, and reloads whose configuration is refused, of all slots."""
     weights = directory / "a" / "model.safetensors"
     good = weights.read_bytes()
-    plan = tercet.run_dir / "plan.json"
     masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
     before = worker_pids(tercet)
     with loaded(tercet):
         weights.write_bytes(b"garbage")
         reload_all_slots(tercet, masters["workers"], "failed")
-        # Without a plan, a master makes it, which now is refused.
-        hidden = plan.rename(plan.with_suffix(".hidden"))
+        # A missing file would be made again.
+        restore = REFUSALS["a directory that others may write"](tercet)
         gateway = tercet.processes()["gateway"]
         reload_all_slots(tercet, masters["workers"], "failed")
         reload_all_slots(tercet, masters["gateway"], "failed", num_slots=1)
         assert tercet.processes()["gateway"] == gateway
-        hidden.rename(plan)
+        restore()
         weights.write_bytes(good)
     assert worker_pids(tercet) == before
     with loaded(tercet):  # the next reload works as ever
