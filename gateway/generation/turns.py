@@ -9,9 +9,9 @@ and the others wait here:
   it asks for the text as it is then. Sessions take turns; API keys share as in every queue (`FairQueue`).
 - If the next key comes during a turn, its request runs at once in place of the older, and has all the time until the
   key after it. This happens once in a turn; so no session keeps the others waiting.
-- The limit follows what happens: additive increase while turns end with an answer, multiplicative decrease while too
-  many end without (V. Jacobson, "Congestion avoidance and control", SIGCOMM 1988). There is none until the first
-  decrease.
+- The limit follows what happens: additive increase while requests are answered, multiplicative decrease while too many
+  are superseded as they run (V. Jacobson, "Congestion avoidance and control", SIGCOMM 1988). There is none until the
+  first decrease.
 - A request that was superseded before even an idle engine would have answered it says nothing about the limit. The
   time of an idle engine is taken to be the shortest that was seen (L. Brakmo and L. Peterson, "TCP Vegas", IEEE JSAC
   1995).
@@ -34,9 +34,10 @@ from gateway.pool.admission import Admission
 from gateway.pool.fair_queue import FairQueue
 from shared.errors import ClientGone, DeadlineExceeded, Overloaded, Superseded, TercetError
 
-# Of the turns, as many may end without an answer before the limit falls: writers do not type evenly.
-MAX_UNANSWERED = 0.15
-# Weight of the newest turn in that share: some twenty count.
+# Of the requests that run, as many may be superseded before the limit falls. What they have cost is lost, and a limit
+# that is too low leaves the engine idle; between 0.1 and 0.3 as many were answered (docs/PERFORMANCE.md).
+MAX_UNANSWERED = 0.2
+# Weight of the newest request in that share: some twenty count.
 WEIGHT = 1 / 16
 # After a decrease the next comes when requests that began after it have ended.
 DECREASE = 0.8
@@ -78,7 +79,7 @@ class _ModelTurns:
         self.places: dict[Hashable, _Place] = {}
         self.num_running = 0
         self.limit = float("inf")
-        self._share = 0.0  # of the last turns, those that ended without an answer
+        self._share = 0.0  # of the last requests that ran, those that were superseded
         self._shortest_s = float("inf")  # time of an answer
         self._decreased_at = 0.0
         self._interrupted: OrderedDict[Hashable, float] = OrderedDict()  # by time
@@ -103,7 +104,7 @@ class _ModelTurns:
         request.settled.set()
 
     def end(self, request: _Request, *, is_answered: bool = False, is_interrupted: bool = False) -> None:
-        """A request runs no longer: adapt the limit to how its turn has ended."""
+        """A request runs no longer: adapt the limit to how it has ended."""
         if request.has_left:
             return
         assert request.entered_at is not None
@@ -115,9 +116,9 @@ class _ModelTurns:
             self._share -= WEIGHT * self._share
             if self._share <= MAX_UNANSWERED and self.queue:
                 self.limit += 1 / self.limit
-        elif is_interrupted and not request.is_second:
+        if is_interrupted and not request.is_second:
             self._interrupted[request.session] = now
-        elif is_interrupted and (took_s >= self._shortest_s or self._shortest_s == float("inf")):
+        if is_interrupted and (took_s >= self._shortest_s or self._shortest_s == float("inf")):
             self._share += WEIGHT * (1 - self._share)
             if self._share > MAX_UNANSWERED and request.entered_at > self._decreased_at:
                 self.limit = max(1.0, DECREASE * min(self.limit, self.num_running))

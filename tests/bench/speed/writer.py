@@ -133,19 +133,28 @@ def _typing_row(
     return Part(part="typing", what=what, figures=figures)
 
 
-def _type(session: WriterSession, texts: Sequence[str], name: str) -> list[dict[str, Exchange]]:
-    """Writers who start together, one for each text. For each: request id → exchange, in typing order."""
+def _type(
+    session: WriterSession, texts: Sequence[str], name: str, *, is_even: bool = True
+) -> list[dict[str, Exchange]]:
+    """Writers who start together, one for each text. For each: request id → exchange, in typing order.
+
+    Args:
+        is_even: the writers' keys are evenly spaced; False: the pause before a key is random, between half and one and
+            a half times as long.
+    """
     start = time.monotonic() + START_DELAY_S
     context_chars, keys_per_s = session.options.context_chars, session.options.keys_per_s
     found: list[dict[int, Exchange]] = [{} for _ in texts]  # by key
 
     def write(writer: int) -> None:
-        offset_s = writer / len(texts) / keys_per_s  # the writers' keys are evenly spaced
+        rng = random.Random(writer)
+        due = start + writer / len(texts) / keys_per_s
         requests: list[Future[None]] = []
         with ThreadPoolExecutor(THREADS_PER_WRITER) as pool:
             for key in range(len(texts[writer]) - context_chars):
-                time.sleep(max(0.0, start + offset_s + key / keys_per_s - time.monotonic()))
+                time.sleep(max(0.0, due - time.monotonic()))
                 requests.append(pool.submit(press, writer, key))
+                due += (1.0 if is_even else rng.uniform(0.5, 1.5)) / keys_per_s
         for request in requests:
             request.result()
 
@@ -162,7 +171,7 @@ def _type(session: WriterSession, texts: Sequence[str], name: str) -> list[dict[
 
 
 def measure_crowds(session: WriterSession) -> list[Part]:
-    """Crowds of writers, one after another, each writer with a session of its own.
+    """Crowds of writers, one after another, each writer with a session of its own and an uneven rhythm.
 
     `answered/s` leaves out the first quarter, in which queues fill. `of the most` compares it with the crowd that got
     the most answers: what the server can answer. The clients compute on the same cores.
@@ -174,7 +183,7 @@ def measure_crowds(session: WriterSession) -> list[Part]:
             turn(f"{num_writers} writers")
             rng = random.Random(num_writers)
             texts = [session.passage(num_keys, rng) for _ in range(num_writers)]
-            rows.append(_crowd_row(session, _type(session, texts, f"crowd-{num_writers}")))
+            rows.append(_crowd_row(session, _type(session, texts, f"crowd-{num_writers}", is_even=False)))
             session.server.wait_until_idle()
             time.sleep(CROWD_PAUSE_S)
     most = max(row.figures["answered/s"] for row in rows)
