@@ -24,6 +24,7 @@ from shared.masters.startup import (
     check_address_free,
     check_exposure,
     check_pool_port,
+    gateway_tls,
     is_activated,
     read_or_make_plan,
     stop_with_holders,
@@ -51,6 +52,8 @@ if role not in {"gateway", "workers"}:
 try:
     settings = Settings.load(os.environ).located()
     os.environ["TERCET_RUN_DIR"] = str(settings.run_path)  # for the workers
+    # Workers inherit it: files that are wrong refuse a reload, and a worker that is replaced does not read them.
+    tls = gateway_tls(settings) if role == "gateway" else None
     plan = read_or_make_plan(settings, os.environ)
 except StartError as error:
     sys.exit(str(error))
@@ -103,9 +106,6 @@ else:
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
     threads = plan.max_running + settings.limits.queue + GATEWAY_RESERVE_THREADS
-    if settings.access.tls_cert is not None:
-        certfile = str(settings.access.tls_cert)
-        keyfile = str(settings.access.tls_key)
 worker_connections = 2 * threads + 1000
 
 
@@ -160,6 +160,7 @@ def pre_fork(server: Any, worker: Any) -> None:
         worker.socket_file = server.socket_files[worker.slot_index]
     else:
         worker.settings = settings
+        worker.tls = tls
         worker.activity_fd = int(activity_fd) if activity_fd else None
 
 
