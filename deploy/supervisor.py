@@ -29,6 +29,7 @@ from deploy.planning import Downloads, make_plan, remember_served
 from deploy.slot_states import SlotStates, slot_table
 from deploy.terminal import labelled
 from shared.errors import StartError
+from shared.masters.generations import WORKERS_DIED_EXIT_CODE
 from shared.masters.run_directory import (
     device_lock_name,
     lock_holder,
@@ -192,7 +193,7 @@ class Supervisor:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._record)
         for role in self._roles:
-            self._start(role)
+            self._start(role, is_first=True)
         try:
             if self._wait_until_warm(plan):
                 print_ready(self._console, self._settings, plan, self._roles, self._failed_slots)
@@ -214,7 +215,7 @@ class Supervisor:
         self._own_files += {device_lock_name(slot.device) for slot in plan.slots if slot.device != "cpu"}
         return plan
 
-    def _start(self, role: str) -> None:
+    def _start(self, role: str, *, is_first: bool = False) -> None:
         supervisor = os.getpid()
 
         def prepare_master() -> None:
@@ -232,6 +233,8 @@ class Supervisor:
             for name, value in self._environ.items()
             if name not in CLIENT and not name.startswith("LISTEN_")
         }
+        if is_first:
+            environ |= {"TERCET_IS_FIRST_START": "1"}
         if role == "gateway":
             assert self._listener is not None
             listener = self._listener.fileno()
@@ -272,10 +275,17 @@ class Supervisor:
                     return False
                 self._reload_waits |= number == signal.SIGHUP
                 for role, master in self._masters.items():
-                    if master.poll() is not None:
+                    if master.poll() is None:
+                        continue
+                    if master.returncode == WORKERS_DIED_EXIT_CODE:
                         raise StartError(
-                            f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
+                            "Workers of every slot ended again and again before they had loaded their models; the log "
+                            "above says how. Those that were killed (SIGKILL) probably lacked memory: serve fewer or "
+                            "smaller models, or lower TERCET_MAX_BATCH."
                         )
+                    raise StartError(
+                        f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
+                    )
                 if (states := slots.read()) is None:
                     continue
                 for index, state in states.items():
