@@ -33,7 +33,7 @@ from shared.masters.startup import (
 )
 from shared.masters.worker_life import WorkerLife
 from shared.plan import PLAN_FILE, write_plan
-from shared.process import forbid_core_dumps, raise_descriptor_limit
+from shared.process import forbid_core_dumps, forbid_core_files, raise_descriptor_limit
 from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
@@ -66,6 +66,7 @@ lifeline_fd = os.environ.get("TERCET_LIFELINE_FD", "")
 # The write end of a pipe by which the gateway reports that it is used; the supervisor reads it if it stops when idle.
 activity_fd = os.environ.get("TERCET_ACTIVITY_FD", "")
 raise_descriptor_limit()
+forbid_core_files()
 configure_structlog(role, settings.server.log)
 proc_name = f"tercet {role}"
 logconfig_dict = logging_config(role, settings.server.log)

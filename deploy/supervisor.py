@@ -42,7 +42,7 @@ from shared.masters.run_directory import (
 )
 from shared.masters.startup import check_access, check_pool_port, listen
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, read_plan, write_plan
-from shared.process import prctl
+from shared.process import forbid_core_files, prctl
 from shared.settings import CLIENT, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -111,6 +111,7 @@ class Supervisor:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
         signal.signal(signal.SIGHUP, self._record)  # its default action would end a start
+        forbid_core_files()
         _check_roles(self._settings, self._roles)
         if "gateway" in self._roles:
             check_access(self._settings)
