@@ -15,8 +15,6 @@ from typing import Any
 if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` script does not add it
     sys.path.insert(0, root)
 
-from gunicorn.errors import HaltServer
-
 from shared.errors import StartError
 from shared.masters.generations import START_FAILED_EXIT_CODE, WORKERS_DIED_EXIT_CODE, Generations
 from shared.masters.run_directory import file_identity, lock_run_directory, restore_lock, restore_run_directory
@@ -183,8 +181,10 @@ def _restore_files(server: Any) -> None:
 def child_exit(server: Any, worker: Any) -> None:
     """Free the slot, in the master."""
     server.generations.free(worker.slot_index, worker.age)
-    if role == "workers" and os.environ.get("TERCET_IS_FIRST_START") and server.generations.leases.have_all_failed:
-        raise HaltServer("No worker lived long enough to load its model.", WORKERS_DIED_EXIT_CODE)
+    leases = server.generations.leases
+    is_first_start = role == "workers" and os.environ.get("TERCET_IS_FIRST_START", "") != ""
+    if is_first_start and leases.have_all_failed and not leases.is_stopping:
+        server.halt("No worker lived long enough to load its model.", WORKERS_DIED_EXIT_CODE)
 
 
 def post_fork(server: Any, worker: Any) -> None:
