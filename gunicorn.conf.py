@@ -16,7 +16,7 @@ if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` scrip
     sys.path.insert(0, root)
 
 from shared.errors import StartError
-from shared.masters.generations import START_FAILED_EXIT_CODE, Generations
+from shared.masters.generations import START_FAILED_EXIT_CODE, WORKERS_DIED_EXIT_CODE, Generations
 from shared.masters.run_directory import file_identity, lock_run_directory, restore_lock, restore_run_directory
 from shared.masters.startup import (
     BACKLOG,
@@ -24,13 +24,14 @@ from shared.masters.startup import (
     check_address_free,
     check_exposure,
     check_pool_port,
+    gateway_tls,
     is_activated,
     read_or_make_plan,
     stop_with_holders,
 )
 from shared.masters.worker_life import WorkerLife
 from shared.plan import PLAN_FILE, write_plan
-from shared.process import forbid_core_dumps, raise_descriptor_limit
+from shared.process import forbid_core_dumps, forbid_core_files, raise_descriptor_limit
 from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
@@ -51,6 +52,8 @@ if role not in {"gateway", "workers"}:
 try:
     settings = Settings.load(os.environ).located()
     os.environ["TERCET_RUN_DIR"] = str(settings.run_path)  # for the workers
+    # Workers inherit it: files that are wrong refuse a reload, and a worker that is replaced does not read them.
+    tls = gateway_tls(settings) if role == "gateway" else None
     plan = read_or_make_plan(settings, os.environ)
 except StartError as error:
     sys.exit(str(error))
@@ -61,6 +64,7 @@ lifeline_fd = os.environ.get("TERCET_LIFELINE_FD", "")
 # The write end of a pipe by which the gateway reports that it is used; the supervisor reads it if it stops when idle.
 activity_fd = os.environ.get("TERCET_ACTIVITY_FD", "")
 raise_descriptor_limit()
+forbid_core_files()
 configure_structlog(role, settings.server.log)
 proc_name = f"tercet {role}"
 logconfig_dict = logging_config(role, settings.server.log)
@@ -103,9 +107,6 @@ else:
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
     threads = plan.max_running + settings.limits.queue + GATEWAY_RESERVE_THREADS
-    if settings.access.tls_cert is not None:
-        certfile = str(settings.access.tls_cert)
-        keyfile = str(settings.access.tls_key)
 worker_connections = 2 * threads + 1000
 
 
@@ -160,6 +161,7 @@ def pre_fork(server: Any, worker: Any) -> None:
         worker.socket_file = server.socket_files[worker.slot_index]
     else:
         worker.settings = settings
+        worker.tls = tls
         worker.activity_fd = int(activity_fd) if activity_fd else None
 
 
@@ -179,6 +181,10 @@ def _restore_files(server: Any) -> None:
 def child_exit(server: Any, worker: Any) -> None:
     """Free the slot, in the master."""
     server.generations.free(worker.slot_index, worker.age)
+    leases = server.generations.leases
+    is_first_start = role == "workers" and os.environ.get("TERCET_IS_FIRST_START", "") != ""
+    if is_first_start and leases.have_all_failed and not leases.is_stopping:
+        server.halt("No worker lived long enough to load its model.", WORKERS_DIED_EXIT_CODE)
 
 
 def post_fork(server: Any, worker: Any) -> None:

@@ -29,6 +29,7 @@ from deploy.planning import Downloads, make_plan, remember_served
 from deploy.slot_states import SlotStates, slot_table
 from deploy.terminal import labelled
 from shared.errors import StartError
+from shared.masters.generations import WORKERS_DIED_EXIT_CODE
 from shared.masters.run_directory import (
     device_lock_name,
     lock_holder,
@@ -41,7 +42,7 @@ from shared.masters.run_directory import (
 )
 from shared.masters.startup import check_access, check_pool_port, listen
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, read_plan, write_plan
-from shared.process import prctl
+from shared.process import forbid_core_files, prctl
 from shared.settings import CLIENT, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +111,7 @@ class Supervisor:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
         signal.signal(signal.SIGHUP, self._record)  # its default action would end a start
+        forbid_core_files()
         _check_roles(self._settings, self._roles)
         if "gateway" in self._roles:
             check_access(self._settings)
@@ -192,7 +194,7 @@ class Supervisor:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._record)
         for role in self._roles:
-            self._start(role)
+            self._start(role, is_first=True)
         try:
             if self._wait_until_warm(plan):
                 print_ready(self._console, self._settings, plan, self._roles, self._failed_slots)
@@ -214,7 +216,7 @@ class Supervisor:
         self._own_files += {device_lock_name(slot.device) for slot in plan.slots if slot.device != "cpu"}
         return plan
 
-    def _start(self, role: str) -> None:
+    def _start(self, role: str, *, is_first: bool = False) -> None:
         supervisor = os.getpid()
 
         def prepare_master() -> None:
@@ -232,6 +234,8 @@ class Supervisor:
             for name, value in self._environ.items()
             if name not in CLIENT and not name.startswith("LISTEN_")
         }
+        if is_first:
+            environ |= {"TERCET_IS_FIRST_START": "1"}
         if role == "gateway":
             assert self._listener is not None
             listener = self._listener.fileno()
@@ -272,10 +276,17 @@ class Supervisor:
                     return False
                 self._reload_waits |= number == signal.SIGHUP
                 for role, master in self._masters.items():
-                    if master.poll() is not None:
+                    if master.poll() is None:
+                        continue
+                    if master.returncode == WORKERS_DIED_EXIT_CODE:
                         raise StartError(
-                            f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
+                            "Workers of every slot ended again and again before they had loaded their models; the log "
+                            "above says how. Those that were killed (SIGKILL) probably lacked memory: serve fewer or "
+                            "smaller models, or lower TERCET_MAX_BATCH."
                         )
+                    raise StartError(
+                        f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
+                    )
                 if (states := slots.read()) is None:
                     continue
                 for index, state in states.items():

@@ -12,10 +12,15 @@ _PR_SET_DUMPABLE = 4  # <linux/prctl.h>
 prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)  # only Linux has it
 
 
-def forbid_core_dumps() -> None:
-    """A core dump would hold prompts and keys. The limit covers dumps to files; the flag also those to a handler."""
+def forbid_core_files() -> None:
+    """For this process and those that it starts: a core dump of a master or the supervisor would hold keys."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
+def forbid_core_dumps() -> None:
+    """A core dump would hold prompts and keys. The limit covers dumps to files; the flag also those to a handler."""
+    forbid_core_files()
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 

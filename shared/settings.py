@@ -26,9 +26,18 @@ from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
 from shared.run_paths import default_run_path
 
 PREFIX = "TERCET_"
-# Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, and the
-# descriptors that the supervisor passes to its pools.
-INTERNAL = frozenset({"TERCET_ROLE", "TERCET_SLOT", "TERCET_LISTEN_FD", "TERCET_LIFELINE_FD", "TERCET_ACTIVITY_FD"})
+# Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, the
+# descriptors that the supervisor passes to its pools, and whether it has just been started itself.
+INTERNAL = frozenset(
+    {
+        "TERCET_ROLE",
+        "TERCET_SLOT",
+        "TERCET_LISTEN_FD",
+        "TERCET_LIFELINE_FD",
+        "TERCET_ACTIVITY_FD",
+        "TERCET_IS_FIRST_START",
+    }
+)
 # Read by the command line as a client of a running server.
 CLIENT = frozenset({"TERCET_API_KEY"})
 DEFAULT_JOB_STORE = "sqlite:~/.local/state/tercet/jobs-<port>.sqlite3"

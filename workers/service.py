@@ -22,6 +22,7 @@ import structlog
 from msgspec import structs
 
 from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, StartError
+from shared.masters.leases import MANY_FAILURES
 from shared.plan import Model, Slot
 from shared.process import proportional_set_size
 from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest
@@ -56,6 +57,10 @@ ACCEPTED_DELAY_S = 0.05
 # The memory is read again after this time, while the model is loading and later. The kernel walks the process's page
 # tables for it, which takes milliseconds where the process has some GB.
 MEMORY_PERIOD_S, WARM_MEMORY_PERIOD_S = 0.5, 10.0
+_DIED = (
+    "{} workers in a row ended before they had loaded {}; the log of the workers says how. One that was killed "
+    "(SIGKILL) probably lacked memory: serve fewer or smaller models, or lower TERCET_MAX_BATCH."
+)
 log = structlog.get_logger()
 
 
@@ -136,7 +141,8 @@ class SlotService:
         if pause_s:
             # Earlier processes died while loading (out of memory, a driver fault). gunicorn respawns without pause.
             log.warning("load_delayed", slot=self.slot.index, failures=num_failures, pause_s=pause_s)
-        self._engine.start(pause_s)
+        has_failed = num_failures >= MANY_FAILURES
+        self._engine.start(pause_s, _DIED.format(num_failures, self._model.name) if has_failed else "")
 
     def submit(self, request: GenerateRequest) -> AnyBranch:
         """Queue a sequence; its deadline counts from this call.

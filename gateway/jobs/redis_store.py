@@ -22,7 +22,7 @@ from gateway.jobs.store import (
     encode_job,
     log_damaged,
 )
-from gateway.shared_store.client import open_redis
+from gateway.shared_store.client import open_redis, redis_errors
 from gateway.shared_store.scripts import (
     DELETE_JOB,
     FREE_IDEMPOTENCY,
@@ -53,7 +53,7 @@ class RedisStore:
         """
         import redis
 
-        self._error = redis.RedisError
+        self._errors = redis_errors()
         self._refusal = redis.ResponseError
         self._epoch = 0.0  # to be added to the monotonic clock
         self._epoch_until = float("-inf")  # monotonic
@@ -68,8 +68,8 @@ class RedisStore:
         if now >= self._epoch_until:
             with self._translating():
                 seconds, microseconds = self._redis.time()
-            now = time.monotonic()
-            self._epoch, self._epoch_until = seconds + microseconds / 1e6 - now, now + CLOCK_S
+                now = time.monotonic()
+                self._epoch, self._epoch_until = seconds + microseconds / 1e6 - now, now + CLOCK_S
         return now + self._epoch
 
     def insert(self, job: Job) -> bool:
@@ -84,13 +84,13 @@ class RedisStore:
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 version = data = b""
-        if data is None and version is None:
-            return None
-        try:
-            return decode_record(data, id=job_id, version=int(version or 0))
-        except (DamagedRecord, ValueError):
-            self._set_aside(job_id, data or b"")
-            return None
+            if data is None and version is None:
+                return None
+            try:
+                return decode_record(data, id=job_id, version=int(version or 0))
+            except (DamagedRecord, ValueError):
+                self._set_aside(job_id, data or b"")
+                return None
 
     def find_idempotent(self, idempotency: str) -> str | None:
         name = f"{PREFIX}:idempotency:{idempotency}"
@@ -163,7 +163,7 @@ class RedisStore:
     def _translating(self) -> Iterator[None]:
         try:
             yield
-        except self._error as error:
+        except self._errors as error:
             # Idle connections may lead to the same server, which was the primary before a failover.
             self._redis.connection_pool.disconnect(inuse_connections=False)
             raise JobsUnavailable("The job store (Redis) cannot be used.") from error

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import structlog
 
 INTERVAL_S = 2.0
+MAX_SHOWN = 64  # addresses in a line of the log
 
 # Addresses of a host name. Raises OSError if they cannot be found out now.
 Resolver: TypeAlias = Callable[[str], frozenset[str]]
@@ -79,6 +80,7 @@ class Discovery:
             return
         self._is_failing = False
         if addresses and addresses != self._addresses:
-            log.info("addresses_changed", host=self._host, addresses=sorted(addresses))
+            shown = sorted(addresses)[:MAX_SHOWN]
+            log.info("addresses_changed", host=self._host, addresses=shown, num_addresses=len(addresses))
             self._addresses = addresses
             self._on_change(addresses)

@@ -39,6 +39,8 @@ MAX_RECONNECT_S = 1.0
 # Where the certificate, the key or the model is wrong, an operator must act first.
 MISCONFIGURED_RECONNECT_S = 5.0
 MISCONFIGURED = "misconfigured"
+# Slots of one host name. A name may have any number of addresses, each with every port, and each slot has a thread.
+MAX_HOST_SLOTS = 1024
 _FAILURES = "failures."  # these keys of `State.counters`
 log = structlog.get_logger()
 
@@ -109,13 +111,14 @@ class PoolWatcher:
         threading.Thread(target=self._follow, args=(slot,), name=f"state-{slot.index}", daemon=True).start()
 
     def _set_addresses(self, urls: Sequence[PoolUrl], addresses: Collection[str]) -> None:
-        """Add slots at new addresses of a host, and let those at other addresses leave."""
-        wanted = [
-            (url, address, port)
-            for url in urls
-            for address in sorted(addresses)
-            for port in range(url.port, url.last_port + 1)
-        ]
+        """Add slots at new addresses of a host, up to `MAX_HOST_SLOTS`, and let those at other addresses leave."""
+        num_ports = sum(url.last_port - url.port + 1 for url in urls)
+        used = sorted(addresses)[: max(1, MAX_HOST_SLOTS // num_ports)]
+        if len(used) < len(addresses):
+            log.warning("addresses_left_out", host=urls[0].host, num_used=len(used), num_found=len(addresses))
+        wanted = dict.fromkeys(
+            (url, address, port) for url in urls for address in used for port in range(url.port, url.last_port + 1)
+        )
         with self._lock:
             for key, index in self._indices.items():
                 if key[0] in urls:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.server.chunks import ChunkedBody, InvalidChunks
+from gateway.server.tls_socket import TlsSocket
 from gateway.server.work import Work
 
 # A refused upload costs one read and what lingering discards: 64 KiB at most.
@@ -113,10 +114,10 @@ class Connection:
         self.owner = ""
         self.is_pipelining = False  # the request was sent before the response to the last one
         self._sock = sock
-        if tls is not None:
-            self._sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        self._tls = None if tls is None else TlsSocket(sock, tls)
+        if self._tls is not None:
             self.phase = Phase.HANDSHAKE
-        self.response = ResponseSocket(self._sock)
+        self.response = ResponseSocket(self._tls or sock)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -210,7 +211,7 @@ class Connection:
             step = self._flush(now, Step.WAIT_TO_READ)
             if step is not Step.WAIT_TO_READ:
                 return step
-        return self._next_request(now)
+        return self._next_request()
 
     def begin_linger(self, now: float) -> Step:
         """End the sending side after the last response, and keep reading for a moment.
@@ -218,12 +219,10 @@ class Connection:
         A socket that is closed with unread data sends a reset, which may overtake the response.
         """
         self._set_phase(Phase.LINGERING, now)
-        with suppress(OSError, ValueError):
-            if isinstance(self._sock, ssl.SSLSocket):
-                self._sock.unwrap()  # sends close_notify; does not wait for the client's
+        if self._tls is not None:
+            self._tls.end()
         try:
-            # Not SSLSocket's own method, which would make later sends plain text.
-            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+            self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             return Step.CLOSE
         return Step.WAIT_TO_READ
@@ -231,12 +230,12 @@ class Connection:
     def send_plain(self, data: bytes) -> None:
         """Send without TLS, to a client that began without it."""
         with suppress(OSError):
-            socket.socket.send(self._sock, data)
+            self._sock.send(data)
 
     def abort(self) -> None:
         """End both directions now. A thread that still answers gets an error at its next send."""
         with suppress(OSError):
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.phase = Phase.CLOSED
@@ -250,9 +249,9 @@ class Connection:
         self.since = now
 
     def _advance_handshake(self, now: float) -> Step:
-        assert isinstance(self._sock, ssl.SSLSocket)
+        assert self._tls is not None
         try:
-            self._sock.do_handshake()
+            self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return Step.WAIT_TO_READ
         except ssl.SSLWantWriteError:
@@ -266,30 +265,23 @@ class Connection:
             if step is not Step.WAIT_TO_READ:
                 return step
             if self._buffer:
-                return self._next_request(now)
-        while True:
-            try:
-                data = self._sock.recv(READ_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                return Step.WAIT_TO_READ
-            except ssl.SSLWantWriteError:
-                return Step.WAIT_TO_WRITE
-            if not data:
-                return Step.CLOSE
-            if self.phase is Phase.IDLE:
-                self._set_phase(Phase.READING, now)
-            self._buffer += data
-            step = self._find_request()
-            # TLS may hold decrypted data that poll cannot see.
-            if step is not Step.WAIT_TO_READ or not isinstance(self._sock, ssl.SSLSocket):
-                return step
+                return self._next_request()
+        try:
+            data = (self._tls or self._sock).recv(READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return Step.WAIT_TO_READ
+        if not data:
+            return Step.CLOSE
+        if self.phase is Phase.IDLE:
+            self._set_phase(Phase.READING, now)
+        self._buffer += data
+        return self._next_request()
 
-    def _next_request(self, now: float) -> Step:
-        """After a response: the next request may have arrived with the last, or wait inside TLS."""
+    def _next_request(self) -> Step:
+        """What is to be done with what has been received."""
         step = self._find_request() if self._buffer else Step.WAIT_TO_READ
-        if step is Step.WAIT_TO_READ and isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-            return self._advance_reading(now)
-        return step
+        # A poll of the socket does not show an end that TLS has read.
+        return Step.CLOSE if step is Step.WAIT_TO_READ and self._tls is not None and self._tls.has_ended else step
 
     def _find_request(self) -> Step:
         """Whether the buffer starts with a complete request."""
@@ -367,8 +359,7 @@ class Connection:
     def _advance_lingering(self) -> Step:
         try:
             while self._num_discarded < LINGER_BYTES:
-                # Not SSLSocket's own method: what the client sends after the end is only discarded.
-                data = socket.socket.recv(self._sock, 4096)
+                data = self._sock.recv(4096)  # encrypted with TLS
                 if not data:
                     return Step.CLOSE
                 self._num_discarded += len(data)
@@ -383,7 +374,7 @@ class ResponseSocket:
     A thread calls `sendall` while it answers; the main thread calls `flush` when the socket is writable again.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
         self._unsent = bytearray()
@@ -458,7 +449,7 @@ class ResponseSocket:
             try:
                 # TLS wants the same bytes again after an incomplete write, so no copy is sliced here.
                 num_sent = self._sock.send(self._unsent)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except BlockingIOError:
                 return
             del self._unsent[:num_sent]
 

@@ -110,12 +110,13 @@ _PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=lam
 
 
 class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
-    """`gunicorn.conf.py` sets `life`, `leases`, `slot_index`, `settings` and `activity_fd` before the fork."""
+    """`gunicorn.conf.py` sets `life`, `leases`, `slot_index`, `settings`, `tls` and `activity_fd` before the fork."""
 
     life: WorkerLife
     leases: Leases
     slot_index: int  # its place in the leases
     settings: Settings
+    tls: ssl.SSLContext | None
     activity_fd: int | None  # of a pipe to the supervisor; it gets a byte while completions are requested
     wsgi: ServedApp
     alive: bool
@@ -133,11 +134,6 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._num_evicted = 0
         self._num_reported = 0
         self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._tls: ssl.SSLContext | None = None
-        if self.cfg.certfile:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
-            self._tls.load_cert_chain(self.cfg.certfile, self.cfg.keyfile)
         self._poller = Poller()
         try:
             super().init_process()  # returns when the worker stops
@@ -159,7 +155,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._base_environ = {
             **base_environ(self.cfg),
             "wsgi.multithread": True,
-            "wsgi.url_scheme": "https" if self.cfg.is_ssl else "http",
+            "wsgi.url_scheme": "http" if self.tls is None else "https",
             "SERVER_PROTOCOL": "HTTP/1.1",
             "SCRIPT_NAME": "",
         }
@@ -328,7 +324,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     listener.getsockname(),
                     now=now,
                     max_body_bytes=self.settings.limits.max_body_bytes,
-                    tls=self._tls,
+                    tls=self.tls,
                 )
             except OSError:  # reset before it was accepted
                 sock.close()

@@ -12,6 +12,13 @@ from typing import Any
 from shared.redis_urls import RedisUrl
 
 
+def redis_errors() -> tuple[type[Exception], ...]:
+    """What a command raises: redis-py's own errors, and others where the answer is none that Redis gives."""
+    import redis
+
+    return (redis.RedisError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
 def open_redis(url: RedisUrl, timeout_s: float, *, max_connections: int | None = None, **options: Any) -> Any:
     """A `redis.Redis`. Connects to nothing yet.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from gateway.shared_store.client import open_redis
+from gateway.shared_store.client import open_redis, redis_errors
 from shared.redis_urls import parse_redis_url
 from shared.sockets import TCP_KEEPIDLE
 
@@ -56,10 +56,8 @@ class SharedStore:
             url: as `shared.redis_urls` takes it.
             count_failure: called with the name of a use that has fallen back.
         """
-        import redis
-
         parsed = parse_redis_url(url)
-        self._error = redis.RedisError
+        self._errors = redis_errors()
         self._salt = hashlib.blake2b(parsed.password.encode(), digest_size=32).digest()
         self._address = parsed.shown
         self._redis = open_redis(
@@ -104,7 +102,7 @@ class SharedStore:
             if not self.is_reached:
                 raise SharedStoreAway
             yield self._redis
-        except self._error as error:
+        except self._errors as error:
             self._lose(error)
             self._count_failure(use)
             raise SharedStoreAway from error
@@ -132,7 +130,7 @@ class SharedStore:
         while not self._is_stopped.is_set():
             try:
                 self._follow()
-            except self._error as error:
+            except self._errors as error:
                 self._lose(error)
             self._is_stopped.wait(RETRY_S)
 
@@ -169,5 +167,6 @@ class SharedStore:
             if self._was_lost:
                 return
             self._was_lost = True
-        # Its text names the host and the reason, never the password.
-        log.warning("redis_lost", address=self._address, reason=f"{type(error).__name__}: {error}")
+        # The text of redis-py's errors names the host and the reason, never the password; another's may hold an answer.
+        text = f": {error}" if isinstance(error, self._errors[0]) else ""
+        log.warning("redis_lost", address=self._address, reason=f"{type(error).__name__}{text}")

@@ -11,18 +11,24 @@ follows. So a slot never has more than two. This module takes the arbiter as an 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
 from shared.errors import StartError
-from shared.masters.leases import Leases
+from shared.masters.leases import MANY_FAILURES, Leases
 from shared.masters.worker_life import blocked_signals
 
 # Exit code of a worker that cannot start while others of its pool live. gunicorn halts the whole pool on 3 and 4, its
 # own codes of a worker that cannot start.
 START_FAILED_EXIT_CODE = 75
+# Exit code of the workers' master at the start of an instance, if no worker lives long enough to load its model.
+WORKERS_DIED_EXIT_CODE = 76
+# Pauses before a slot gets another worker, once `MANY_FAILURES` have died before they were warm: doubled each time. A
+# worker pauses by itself before it loads; one that is killed while it imports cannot.
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 30.0
 _NO_MEMORY = (
     "the GPU's memory does not hold a successor while the worker serves (`tercet plan` shows it): run `tercet reload`, "
     "which stops each worker before it loads the successor"
@@ -33,12 +39,19 @@ log = structlog.get_logger()
 class Generations:
     """The workers of one pool, in its master. `gunicorn.conf.py` calls `lease` before and `free` after each of them."""
 
-    def __init__(self, server: Any, num_slots: int, max_successors: Sequence[tuple[set[int], int]] = ()) -> None:
+    def __init__(
+        self,
+        server: Any,
+        num_slots: int,
+        max_successors: Sequence[tuple[set[int], int]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             server: gunicorn's arbiter, whose `reload`, `manage_workers` and `stop` are replaced.
             max_successors: groups of slots that share a GPU, and how many of them may have a successor at a time;
                 slots in no group all may.
+            clock: monotonic seconds.
         """
         self.leases = Leases(num_slots)
         self._server = server
@@ -46,6 +59,8 @@ class Generations:
         self._groups = [*max_successors]
         self._pending: set[int] = set()  # slots that a reload has yet to fork a successor for
         self._reload_waits = False  # SIGHUP came during a reload
+        self._clock = clock
+        self._fork_at: dict[int, float] = {}  # by slot: when its next worker may be forked
         self._slot = 0  # slot of the worker that is about to be forked
         self._leased_slots: set[int] = set()
         self._incoming: dict[int, int] = {}  # by slot: age of the successor that is not yet warm
@@ -65,6 +80,9 @@ class Generations:
         is_warm = self.leases.is_warm(slot, age)
         self.leases.free(age)
         self._stopped_ages.discard(age)
+        num_pauses = self.leases.num_failures(slot) - MANY_FAILURES
+        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**num_pauses) if num_pauses >= 0 else 0.0
+        self._fork_at[slot] = self._clock() + pause_s
         if self._incoming.get(slot) == age:
             del self._incoming[slot]
             self._report(slot, "succeeded" if is_warm else "failed")
@@ -82,7 +100,7 @@ class Generations:
                 del self._incoming[slot]
                 self._report(slot, "succeeded")
         for slot in range(self._num_slots):
-            if not self.leases.holders(slot):
+            if not self.leases.holders(slot) and self._clock() >= self._fork_at.get(slot, 0.0):
                 if slot in self._leased_slots:
                     self.leases.count(slot, "restarts")
                 self._leased_slots.add(slot)

@@ -13,6 +13,8 @@ from collections.abc import MutableSequence
 
 # Events of a slot that are counted over all its workers. They are keys of `State.counters`.
 COUNTS = ("restarts", "reloads.succeeded", "reloads.failed")
+# So many deaths before warm, in a row, are a failure of the slot: less may be somebody's signals.
+MANY_FAILURES = 3
 
 
 class Leases:
@@ -104,6 +106,14 @@ class Leases:
     def num_failures(self, slot: int) -> int:
         """Workers of this slot that died before they were warm, in a row; in a worker, as of its fork."""
         return self._num_failures(slot, self._warm_ages(slot))
+
+    @property
+    def have_all_failed(self) -> bool:
+        """Whether no worker has ever been warm, and those of each slot have died too often. For the master."""
+        return all(
+            max(self._warm_ages(slot)) == 0 and self.num_failures(slot) >= MANY_FAILURES
+            for slot in range(self._num_slots)
+        )
 
     def _num_failures(self, slot: int, warm_ages: list[int]) -> int:
         count, warm_ages_then = self._failures.get(slot, (0, []))

@@ -121,7 +121,18 @@ def check_access(settings: Settings) -> None:
         _check_library("TERCET_JOBS", settings.job_store)
     _check_library("TERCET_REDIS", settings.remote.redis or "")
     check_pool(settings)
-    _check_tls_files(settings.access.tls_cert, settings.access.tls_key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
+    gateway_tls(settings)
+
+
+def gateway_tls(settings: Settings) -> ssl.SSLContext | None:
+    """The TLS settings of the gateway, None for none.
+
+    Raises:
+        StartError: the TLS files are unusable.
+    """
+    cert, key = settings.access.tls_cert, settings.access.tls_key
+    _check_pair(cert, key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
+    return server_tls(cert, key) if cert is not None and key is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,7 @@ def check_pool_port(settings: Settings, num_slots: int, *, checks_ports: bool = 
     keys = watch_pool_keys(settings.remote.pool_key)
     tls = None
     cert, key = settings.remote.pool_tls_cert, settings.remote.pool_tls_key
-    _check_tls_files(cert, key, "TERCET_POOL_TLS_CERT", "TERCET_POOL_TLS_KEY")
+    _check_pair(cert, key, "TERCET_POOL_TLS_CERT", "TERCET_POOL_TLS_KEY")
     if cert is not None and key is not None:
         tls = WatchedFiles("TERCET_POOL_TLS_CERT", (cert, key), partial(server_tls, cert, key))
     if tls is None and not address.is_loopback and not settings.access.insecure:
@@ -169,11 +180,9 @@ def check_pool_port(settings: Settings, num_slots: int, *, checks_ports: bool = 
     return PortAccess(keys, tls)
 
 
-def _check_tls_files(cert: Path | None, key: Path | None, cert_name: str, key_name: str) -> None:
+def _check_pair(cert: Path | None, key: Path | None, cert_name: str, key_name: str) -> None:
     if (cert is None) != (key is None):
         raise StartError(f"{cert_name} and {key_name} belong together: set both, or neither.")
-    if cert is not None and key is not None:
-        server_tls(cert, key)
 
 
 def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
@@ -188,6 +197,7 @@ def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
         except OSError as error:
             raise StartError(f"The TLS file {path} cannot be read ({error.strerror}).") from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         # An encrypted key would prompt for its passphrase: an empty passphrase makes it an error.
         context.load_cert_chain(cert, key, password="")

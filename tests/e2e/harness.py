@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -44,6 +45,12 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
             return value
         time.sleep(0.01)
     raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+def _permit_core_files() -> None:
+    """As in the shells of many systems; a test's own shell may forbid them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
 
 
 class Tercet:
@@ -104,6 +111,7 @@ class Tercet:
                 stderr=log,
                 process_group=0,
                 pass_fds=pass_fds,
+                preexec_fn=_permit_core_files,  # noqa: PLW1509 - it takes no lock
             )
 
     def run(self, *arguments: str, program: Sequence[str] = TERCET, **environ: str) -> subprocess.CompletedProcess[str]:

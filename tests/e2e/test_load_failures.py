@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.e2e.harness import Gunicorn, Tercet, serving, until
 
@@ -32,3 +36,25 @@ def test_a_first_load_that_ends_the_worker_stops_the_start_with_its_reason(short
             instance.process.kill()
     assert "could not be loaded on cpu" in instance.log()
     assert "The device failed while the model was loaded" in instance.log()
+
+
+def test_a_start_whose_workers_are_all_killed_ends_with_a_sentence(short_tmp_path: Path) -> None:
+    """As the kernel does where the memory does not suffice: it went on for ever, and said nothing."""
+    instance = Tercet(short_tmp_path, models="embedded*2")
+    instance.start()
+    killed: set[int] = set()
+    try:
+        while instance.process.poll() is None and len(killed) < 20:
+            with suppress(psutil.NoSuchProcess):
+                for worker in instance.processes().get("workers", [])[1:]:
+                    if "gunicorn" in " ".join(worker.cmdline()):
+                        worker.kill()
+                        killed.add(worker.pid)
+            time.sleep(0.05)
+        assert instance.process.wait(timeout=60) == 1
+    finally:
+        if instance.process.poll() is None:
+            instance.stop()
+    assert len(killed) >= 6
+    assert "Workers of every slot ended again and again" in " ".join(instance.log().split())
+    assert "Traceback" not in instance.log()

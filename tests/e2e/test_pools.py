@@ -66,7 +66,7 @@ def test_workers_listen_only_on_private_sockets(tercet: Tercet) -> None:
     ports = {connection.laddr.port for connection in tercet.processes()["gateway"][0].net_connections("tcp")}
     assert ports == {tercet.port}
     # A core dump would hold prompts and keys.
-    for process in [*tercet.processes()["gateway"], *tercet.processes()["workers"]]:
+    for process in (process for processes in tercet.processes().values() for process in processes):
         assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _ssl
+import ctypes
 import signal
 import socket
 import ssl
@@ -57,6 +59,26 @@ def test_unfinished_handshakes_and_plain_text_are_closed(tercet: Tercet, certifi
     plain.close()
 
 
+def test_a_client_that_only_asks_for_new_keys_is_closed(tercet: Tercet, certificate: Certificate) -> None:
+    """OpenSSL answers such requests within one read, so a client that went on asking stopped the gateway for all."""
+    library = ctypes.CDLL(_ssl.__file__)  # Python's own module has no such call
+    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+    client = ctypes.c_void_p(library.SSL_new(context))
+    with socket.create_connection(("127.0.0.1", tercet.port)) as sock:
+        library.SSL_set_fd(client, sock.fileno())
+        assert library.SSL_connect(client) == 1
+        num_asked = 0
+        while num_asked < 30_000 and library.SSL_key_update(client, 0) == 1 == library.SSL_do_handshake(client):
+            num_asked += 1
+        library.SSL_free(client)
+    library.SSL_CTX_free(context)
+    assert num_asked < 30_000
+    with httpx.Client(base_url=tercet.url, verify=certificate.client(), trust_env=False) as other:
+        assert other.post("/autocomplete", json=CONTEXT).status_code == 200
+
+
 def test_old_versions_of_tls_are_refused(tercet: Tercet, certificate: Certificate) -> None:
     context = certificate.client()
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
@@ -74,21 +96,30 @@ def test_a_reload_serves_the_renewed_certificate(tmp_path_factory: pytest.TempPa
     certificate = Certificate(tmp_path_factory.mktemp("c"))
     old = certificate.client()
     with running(tmp_path_factory.mktemp("t"), certificate) as tercet:
+        master, first_worker = tercet.processes()["gateway"]
+        # Files that are wrong: the reload is refused, and also a new worker serves with the old ones.
+        certificate.key.write_text("rubbish")
+        master.send_signal(signal.SIGHUP)
+        [refused] = until(lambda: tercet.events("reload_finished"), 20, "the reload is reported")
+        assert refused["outcome"] == "failed"
+        assert "not a certificate and its unencrypted private key" in refused["reason"]
+        first_worker.kill()
+        until(lambda: not first_worker.is_running() and _serves(tercet, old), 20, "the worker is replaced")
         certificate.renew()
-        with pytest.raises(ssl.SSLError):
-            _handshake(tercet, certificate.client())
-        master, old_worker = tercet.processes()["gateway"]
+        assert not _serves(tercet, certificate.client())
+        _, old_worker = tercet.processes()["gateway"]
         master.send_signal(signal.SIGHUP)
         # Until the old worker ends, either worker may take a connection.
         until(lambda: not old_worker.is_running(), 20, "the end of the old worker")
-        _handshake(tercet, certificate.client())
-        with pytest.raises(ssl.SSLError):
-            _handshake(tercet, old)
+        assert _serves(tercet, certificate.client())
+        assert not _serves(tercet, old)
 
 
-def _handshake(tercet: Tercet, context: ssl.SSLContext) -> None:
-    with (
-        socket.create_connection(("127.0.0.1", tercet.port), timeout=5) as sock,
-        context.wrap_socket(sock, server_hostname="localhost"),
-    ):
-        pass
+def _serves(tercet: Tercet, context: ssl.SSLContext) -> bool:
+    """Whether the gateway has a certificate that a client trusts."""
+    with socket.create_connection(("127.0.0.1", tercet.port), timeout=10) as sock:
+        try:
+            context.wrap_socket(sock, server_hostname="localhost").close()
+        except ssl.SSLError:
+            return False
+    return True

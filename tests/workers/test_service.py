@@ -42,17 +42,22 @@ def test_a_model_that_cannot_be_loaded_leaves_a_failed_state_with_its_reason(tmp
         assert not service.is_warm
 
 
-def test_loading_backs_off_after_workers_that_died() -> None:
+@pytest.mark.parametrize(
+    ("num_failures", "pause_s", "state", "reason"),
+    [(2, 2.0, "loading", ""), (3, 4.0, "failed", "3 workers in a row ended before they had loaded embedded")],
+)
+def test_loading_backs_off_after_workers_that_died(num_failures: int, pause_s: float, state: str, reason: str) -> None:
     with capture_logs() as logs:
         service = make_service()
-        service.start(num_failures=3)
+        service.start(num_failures=num_failures)
         wait_until(lambda: any(line["event"] == "load_delayed" for line in logs))
-        assert service.state().state == "loading"
+        wait_until(lambda: service.state().state == state)
+        assert reason in (service.state().reason or "")
         service.drain(grace_s=0.0)  # ends the pause
         wait_until(service.close)
     assert not any(line["event"] == "model_loaded" for line in logs)
     [delayed] = [line for line in logs if line["event"] == "load_delayed"]
-    assert (delayed["failures"], delayed["pause_s"]) == (3, 4.0)
+    assert (delayed["failures"], delayed["pause_s"]) == (num_failures, pause_s)
 
 
 def test_a_service_that_was_never_started_closes() -> None:

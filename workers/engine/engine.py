@@ -157,17 +157,18 @@ class Engine:
         self._step_failures = StepFailures()
         self._watchdog = Watchdog(config.hang_s, lambda: self._end_hang(Hang()))
         self._load_watchdog = Watchdog(config.load_s, lambda: self._end_hang(load_hang(config.load_s)))
-        self._first_pause_s = 0.0
+        self._first_pause_s, self._first_failure = 0.0, ""
         self._interrupt = Interrupt()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
-    def start(self, pause_s: float = 0.0) -> None:
+    def start(self, pause_s: float = 0.0, failure: str = "") -> None:
         """Starts the engine's thread, which loads the model.
 
         Args:
             pause_s: before the first load.
+            failure: why the engine counts as failed meanwhile; "": it counts as loading.
         """
-        self._first_pause_s = pause_s
+        self._first_pause_s, self._first_failure = pause_s, failure
         self._thread.start()
 
     @property
@@ -285,7 +286,7 @@ class Engine:
         if self._config.num_threads is not None:
             torch.set_num_threads(self._config.num_threads)
         if self._first_pause_s:
-            self._set_state(EngineState.LOADING)
+            self._set_state(EngineState.FAILED if self._first_failure else EngineState.LOADING, self._first_failure)
             self._pause_until(time.monotonic() + self._first_pause_s)
         pauses = load_pauses()
         while not self._is_stopping:

@@ -23,8 +23,9 @@ from workers.engine.failures import (
     OutOfMemory,
 )
 
-# torch raises a plain RuntimeError where the system has no memory for a tensor on the CPU.
-_CPU_ALLOCATOR = "DefaultCPUAllocator"
+# torch raises a plain RuntimeError where the system has no memory for a tensor on the CPU. It and Python repeat the
+# system's text (ENOMEM) where a file or pages cannot be mapped.
+_NO_CPU_MEMORY = re.compile(r"DefaultCPUAllocator|Cannot allocate memory")
 # Texts of torch (c10/cuda/CUDAException.h, torch/cuda/__init__.py), Triton's launcher and cuda-bindings. torch's own
 # class for such errors, AcceleratorError, does not cover a failed initialization.
 _DEVICE_ERROR = re.compile(
@@ -135,4 +136,4 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or _NO_CPU_MEMORY.search(str(error)) is not None

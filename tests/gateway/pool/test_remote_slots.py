@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
@@ -241,3 +242,17 @@ def test_a_worker_that_drains_is_not_reconnected_all_the_time(access: RemoteAcce
         assert server.num_connections < 8
         pool.addresses = frozenset({"127.0.0.2"})
         assert until(lambda: 0 not in pool.states())
+
+
+def test_a_name_with_very_many_addresses_makes_a_bounded_number_of_slots(
+    access: RemoteAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each slot has a thread. Without a bound, whoever answers for the name decides how many."""
+    monkeypatch.setattr("gateway.pool.watcher.MAX_HOST_SLOTS", 4)
+    with Worker().serving() as server, structlog.testing.capture_logs() as logs:
+        pool = Pool(port_of(server), access, *(f"127.0.0.{number}" for number in range(1, 100)))
+        assert until(lambda: len(pool.states()) == 4)
+        pool.addresses = frozenset({"127.0.0.1"})
+        assert pool.become({0: "warm"})
+    [left_out] = [line for line in logs if line["event"] == "addresses_left_out"]
+    assert (left_out["num_used"], left_out["num_found"]) == (4, 99)

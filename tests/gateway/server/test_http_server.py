@@ -108,7 +108,7 @@ def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(p
     server = stopping(peers, is_replaced=False)
     server._listening_ended_at = None
     server._max_connections = 10
-    server._tls = None
+    server.tls = None
     server.method_queue = SimpleNamespace(defer=lambda *_: None)
     server.sockets = [listener]
     assert not server._is_finished(ACCEPTED_AT + 10.0)

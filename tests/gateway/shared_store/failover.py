@@ -64,7 +64,7 @@ class _Connection:
         with suppress(OSError):
             while data := self.client.recv(1 << 16):
                 if self.answer:
-                    self.client.sendall(b"-" + self.answer + b"\r\n")
+                    self.client.sendall(self.answer + b"\r\n")
                 else:
                     self.server.sendall(data)
         self.close()

@@ -22,11 +22,13 @@ NUM_CONNECTIONS = 6
 READONLY = b"READONLY You can't write against a read only replica."
 # How servers answer that are, or were until a moment ago, something else than a primary.
 ANSWERS = [
-    READONLY,
-    b"LOADING Redis is loading the dataset in memory",
-    b"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
-    b"UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-    b"ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -" + READONLY,  # Redis before 7
+    b"-" + READONLY,
+    b"-LOADING Redis is loading the dataset in memory",
+    b"-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    b"-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+    b"-ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -" + READONLY,  # Redis before 7
+    b":that is no number",  # no Redis answers so, and redis-py raises no error of its own
+    b"*2\r\n:1\r\n:2",
 ]
 
 

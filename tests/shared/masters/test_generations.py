@@ -27,7 +27,8 @@ class Arbiter:
         self.cfg = self.app.cfg
         self.is_refusing = False
         self.can_fork = True
-        self.generations = Generations(self, num_slots, max_successors)
+        self.now = 0.0
+        self.generations = Generations(self, num_slots, max_successors, clock=lambda: self.now)
 
     def setup(self, app: SimpleNamespace) -> None:
         self.cfg = app.cfg
@@ -278,3 +279,24 @@ def test_a_stop_ends_a_reload_in_progress() -> None:
     arbiter.end(3)
     arbiter.manage_workers()
     assert sorted(arbiter.WORKERS) == [1, 2]
+
+
+def test_a_slot_whose_workers_die_while_they_start_is_forked_with_growing_pauses() -> None:
+    """A worker that is killed while it imports cannot pause by itself: 170 were forked in 90 s."""
+    arbiter = Arbiter(2)
+    arbiter.manage_workers()
+    arbiter.warm(2)
+    ages = [1]
+    for pause_s in (0.0, 0.0, 2.0, 4.0, 8.0):
+        arbiter.end(ages[-1])
+        if pause_s:
+            arbiter.now += pause_s - 0.1
+            arbiter.manage_workers()
+            assert arbiter.generations.leases.holders(0) == []
+            arbiter.now += 0.1
+        arbiter.manage_workers()
+        ages += arbiter.generations.leases.holders(0)
+    arbiter.warm(ages[-1])
+    arbiter.end(ages[-1])
+    arbiter.manage_workers()
+    assert arbiter.generations.leases.holders(0) != []  # it has served: the next follows at once

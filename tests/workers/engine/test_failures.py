@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import textwrap
 import time
 from collections.abc import Iterator
@@ -205,8 +206,11 @@ def test_a_hang_is_reported_as_fatal_and_ends_the_process_in_any_case(how: str) 
 def test_every_foreign_exception_becomes_a_failure_with_a_sentence_of_ours() -> None:
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as no_memory:
         torch.empty(1 << 60)
+    with pytest.raises(OSError, match="memory") as no_pages:
+        mmap.mmap(-1, 1 << 60)
     cases: list[tuple[Exception, type[EngineFailure]]] = [
         (no_memory.value, OutOfMemory),
+        (no_pages.value, OutOfMemory),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), OutOfMemory),
         (MemoryError("secret"), OutOfMemory),
         (RuntimeError("CUDA error: secret"), DeviceFailure),
@@ -220,7 +224,8 @@ def test_every_foreign_exception_becomes_a_failure_with_a_sentence_of_ours() -> 
         assert failure is error or failure.__cause__ is error
         assert "secret" not in failure.detail + load_failure(error, "cpu").detail
         assert failure.detail.endswith(".")
-    assert "TERCET_MAX_BATCH" in load_failure(MemoryError(), "cpu").detail
+    for error in (MemoryError(), no_pages.value):
+        assert "TERCET_MAX_BATCH" in load_failure(error, "cpu").detail
     missing = load_failure(FileNotFoundError(2, "No such file or directory", "/models/x"), "cpu")
     assert missing.detail.startswith("/models/x cannot be read (No such file or directory)")
     assert load_failure(missing, "cpu") is missing
