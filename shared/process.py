@@ -27,6 +27,9 @@ def forbid_core_dumps() -> None:
 def proportional_set_size(pid: int | None = None, field: Literal["Pss", "Pss_Anon"] = "Pss") -> int:
     """A process's memory in bytes; a page that n processes share counts 1/n ("smaps_rollup" in proc(5)).
 
+    Of another process that may not dump core, the kernel tells only root: others get the resident set, in which shared
+    pages count in full.
+
     Args:
         pid: None is this process.
         field: `Pss_Anon` is the part that no file backs.
@@ -34,7 +37,12 @@ def proportional_set_size(pid: int | None = None, field: Literal["Pss", "Pss_Ano
     Raises:
         OSError: the process has ended, or the kernel does not say.
     """
-    for line in Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines():
+    try:
+        rollup = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text()
+    except PermissionError:
+        num_pages = int(Path(f"/proc/{pid or 'self'}/statm").read_text().split()[1])
+        return num_pages * resource.getpagesize()
+    for line in rollup.splitlines():
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from gateway.api.feedback_answers import MAX_ANSWERS
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Context, Findings
@@ -25,14 +26,14 @@ def short_answers(rng: random.Random) -> bytes:
 
 
 def hold_no_more_after_many_requests(context: Context, findings: Findings) -> None:
-    """The warm-up fills the cache, and starts threads and connections for more clients than come later; every buffer
-    that is bounded by a count is full then."""
+    """The warm-up fills the cache and what the gateway remembers of answers, and starts threads and connections for
+    more clients than come later."""
     num_requests = context.amount(1000, 20_000)
-    num_warm_up = num_requests // 4
+    num_warm_up = MAX_ANSWERS
     tercet = context.shared(cache_mb=str(CACHE_MB), max_batch=str(MAX_BATCH))
     load = Load(tercet.port, NUM_WARM_UP_CLIENTS, seed=context.seed, make_request=short_answers)
     with load.running():
-        load.wait_for(num_warm_up, 600.0)
+        load.wait_for(num_warm_up, 1200.0)
     before = usages(tercet)
     measured = Load(tercet.port, NUM_CLIENTS, seed=context.seed + 1, make_request=short_answers)
     with measured.running():
