@@ -17,7 +17,6 @@ NOBODY = 65534
 def test_the_memory_of_a_process_that_may_not_dump_core_is_known_to_its_user() -> None:
     """`tercet tune` reads that of workers."""
     ready, tell_ready = os.pipe()
-    found, tell_found = os.pipe()
     worker = os.fork()
     if not worker:
         os.setuid(NOBODY)
@@ -25,6 +24,7 @@ def test_the_memory_of_a_process_that_may_not_dump_core_is_known_to_its_user() -
         os.write(tell_ready, b".")
         signal.pause()
     os.read(ready, 1)
+    found, tell_found = os.pipe()
     reader = os.fork()
     if not reader:
         os.setuid(NOBODY)
