@@ -34,12 +34,16 @@ MAX_WAITING = 16
 # A worker's refusal while it has a text of another gateway, and the pause after it: some short texts' time.
 SLOT_FULL = "slot_full"
 TAKEN_PAUSE_S = 0.05
+# How long a text waits for a slot that can begin it, and the pause between two looks: in a reload, and after a crash,
+# one is ready in a moment.
+MAX_NO_SLOT_S, NO_SLOT_PAUSE_S = 2.0, 0.05
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A text that waits for a slot, or has one. It is settled with either `slot` or `error`."""
+    """A text that waits for a slot, or has one. It is settled with either `slot` or `error`, or with neither if no slot
+    can begin it now."""
 
     model: str
     owner: str
@@ -47,6 +51,7 @@ class _Text:
     tried: set[int] = field(default_factory=set)  # slots that could not begin it
     full: set[int] = field(default_factory=set)  # slots that had a text of another gateway
     number: int = 0
+    began_at: float = field(default_factory=time.monotonic)
     slot: int | None = None
     error: TercetError | None = None
     is_waiting: bool = False
@@ -92,7 +97,7 @@ class PoolTokenizer:
         Raises:
             ClientGone: cancelled.
             Overloaded: too many texts wait, and the owner has its share of them.
-            NotReady: no warm slot of the model can be reached, or the worker ended.
+            NotReady: no warm slot of the model could be reached for `MAX_NO_SLOT_S`, or the worker ended.
             DeadlineExceeded: no tokens before the deadline.
             TercetError: the reason given to `cancel_all`.
         """
@@ -119,8 +124,14 @@ class PoolTokenizer:
             self._end(text, copy.copy(reason))
 
     def _try_slot(self, text: _Text, content: str, deadline: float) -> TokenizeResponse | None:
-        """The tokens from the next slot that is free. None: the slot has not begun the text."""
+        """The tokens from the next slot that is free. None: no slot has begun the text."""
         slot, is_taken = self._take_slot(text, deadline), False
+        if slot is None:
+            if time.monotonic() > min(text.began_at + MAX_NO_SLOT_S, deadline):
+                raise NotReady(f"No slot of {text.model} is ready to tokenize; try again.")
+            text.tried.clear()
+            time.sleep(NO_SLOT_PAUSE_S)
+            return None
         try:
             call = self._clients[slot].tokenize(content, max(0.001, deadline - time.monotonic()))
             with self._lock:
@@ -149,8 +160,8 @@ class PoolTokenizer:
             time.sleep(TAKEN_PAUSE_S)
         return None
 
-    def _take_slot(self, text: _Text, deadline: float) -> int:
-        """Wait for a turn.
+    def _take_slot(self, text: _Text, deadline: float) -> int | None:
+        """Wait for a turn. None: no slot can begin the text now.
 
         Raises:
             TercetError: as `tokenize`.
@@ -177,7 +188,6 @@ class PoolTokenizer:
                     self._busy.discard(text.slot)
                     self._settle_all()
                 raise text.error
-            assert text.slot is not None
             return text.slot
 
     def _end(self, text: _Text, error: TercetError) -> None:
@@ -203,13 +213,13 @@ class PoolTokenizer:
         text.settled.set()
 
     def _settle_all(self) -> None:
-        """Give free slots to the texts whose turn it is, and refuse those for which there is none."""
+        """Give free slots to the texts whose turn it is; those for which there is none wait no longer."""
         for model, queue in self._queues.items():
             while (head := queue.head()) is not None:
                 warm = [row for row in self._admission.slots() if row.slot.model == model and row.state.state == "warm"]
                 indices = [row.slot.index for row in warm if row.slot.index not in head.tried]
                 if not indices:
-                    self._settle(head, error=NotReady(f"No slot of {model} is ready to tokenize; try again."))
+                    self._settle(head)
                     continue
                 free = [index for index in indices if index not in self._busy]
                 if not free or len(self._busy) >= MAX_TEXTS:

@@ -82,7 +82,9 @@ def _post(path: str, **fields: Any) -> bytes:
 
 
 def fault_of(kind: str, answer: Answer) -> str:
-    """Why an answer is none, or not whole; "" if it is."""
+    """Why an answer is none, or not whole; "" if it is. A text in a worker that is killed is sent to no other."""
+    if kind == "tokenize" and answer.status == 503 and b"while it tokenized" in answer.body:
+        return ""
     if answer.status != (202 if kind == "job" else 200):
         return f"{kind}: {answer.status} {answer.body[:120].decode(errors='replace')}"
     if (end := ENDS.get(kind)) is not None:

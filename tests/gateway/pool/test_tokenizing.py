@@ -174,6 +174,17 @@ def test_a_text_goes_to_another_slot_if_none_has_begun_it(make_pool: MakePool) -
     assert worker.began == ["a"]
 
 
+def test_a_text_waits_for_a_slot_that_is_warm_in_a_moment(make_pool: MakePool, threads: ThreadPoolExecutor) -> None:
+    """During a reload it was refused at once."""
+    worker = Worker()
+    pool = make_pool(lambda _: [], tokenize=worker)
+    pool.admission.update(0, State(state="loading"))
+    future = start(threads, PoolTokenizer(pool.admission, pool.clients), "a", "")
+    assert not worker.began
+    pool.admission.update(0, WARM)
+    assert future.result(5) == tokens_of("a")
+
+
 def test_a_text_waits_for_a_slot_that_another_gateway_uses(make_pool: MakePool) -> None:
     refusals = iter(["slot_full", "slot_full"])
 
