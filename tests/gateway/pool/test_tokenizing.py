@@ -181,7 +181,7 @@ def test_a_text_waits_for_a_slot_that_is_warm_in_a_moment(make_pool: MakePool, t
     pool.admission.update(0, State(state="loading"))
     future = start(threads, PoolTokenizer(pool.admission, pool.clients), "a", "")
     assert not worker.began
-    pool.admission.update(0, WARM)
+    pool.admission.update(0, State(state="warm"))
     assert future.result(5) == tokens_of("a")
 
 
