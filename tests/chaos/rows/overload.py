@@ -17,7 +17,8 @@ OVERLOAD = 10
 REFUSAL_P99_MS, REFUSAL_MAX_MS = 50.0, 250.0
 # Closed-loop clients that keep every slot busy, without a queue that grows.
 PEAK_CLIENTS = 24
-TURN_S, RAMP_S = 5.0, 1.0
+# Requests that fill the slots together end together, in waves of about a second.
+RAMP_S = 2.0
 QUEUE_BRANCHES = 96  # TERCET_QUEUE
 
 
@@ -48,18 +49,19 @@ def _on_cores(cores: Collection[int]) -> Iterator[None]:
 
 
 def _measure(context: Context, tercet: Tercet, findings: Findings) -> None:
-    num_turns = context.amount(1, 3)
+    turn_s = float(context.amount(5, 15))
+    num_turns = 1 if context.size == "short" else 3
     served_per_s: dict[str, list[float]] = {"peak": [], "overload": []}
     refusals, faults, num_sent, lag_ms, max_waiting = [], Counter[str](), 0, 0.0, 0.0
     Load(tercet.port, PEAK_CLIENTS, seed=context.seed).run_for(1.0)  # warms caches and threads
     for turn in range(num_turns):
-        calm = Load(tercet.port, PEAK_CLIENTS, seed=context.seed + turn).run_for(TURN_S)
-        served_per_s["peak"].append(_served_per_s(calm))
+        calm = Load(tercet.port, PEAK_CLIENTS, seed=context.seed + turn).run_for(turn_s)
+        served_per_s["peak"].append(_served_per_s(calm, turn_s))
         rate = OVERLOAD * served_per_s["peak"][-1]
         with _Queue(tercet) as queue:
-            offered = offer(tercet.port, rate, TURN_S, seed=context.seed + turn)
+            offered = offer(tercet.port, rate, turn_s, seed=context.seed + turn)
         max_waiting = max(max_waiting, queue.max_branches)
-        served_per_s["overload"].append(_served_per_s(offered.answers))
+        served_per_s["overload"].append(_served_per_s(offered.answers, turn_s))
         refusals += [answer for answer in offered.answers if answer.status != 200]
         faults.update(fault for answer in offered.answers if (fault := find_fault(answer)))
         faults.update(
@@ -71,7 +73,7 @@ def _measure(context: Context, tercet: Tercet, findings: Findings) -> None:
     findings.figures |= {
         "peak answers/s": round(sum(served_per_s["peak"]) / num_turns, 1),
         "requests": num_sent,
-        "offered requests/s": round(num_sent / num_turns / TURN_S, 1),
+        "offered requests/s": round(num_sent / num_turns / turn_s, 1),
         "refused": len(refusals),
         "generator's lag p99 ms": lag_ms,
     }
@@ -83,11 +85,11 @@ def _measure(context: Context, tercet: Tercet, findings: Findings) -> None:
     findings.require(bool(refusals), "nothing was refused: the load was no overload")
 
 
-def _served_per_s(answers: Sequence[Answer]) -> float:
+def _served_per_s(answers: Sequence[Answer], turn_s: float) -> float:
     """Whole answers per second while the load lasted, without its beginning, when slots and queue fill."""
     start = min(answer.started_at for answer in answers)
-    inside = [a for a in answers if a.status == 200 and RAMP_S < a.ended_at - start <= TURN_S]
-    return len(inside) / (TURN_S - RAMP_S)
+    inside = [a for a in answers if a.status == 200 and RAMP_S < a.ended_at - start <= turn_s]
+    return len(inside) / (turn_s - RAMP_S)
 
 
 class _Queue:
