@@ -34,8 +34,8 @@ from gateway.pool.admission import Admission
 from gateway.pool.fair_queue import FairQueue
 from shared.errors import ClientGone, DeadlineExceeded, Overloaded, Superseded, TercetError
 
-# Of the requests that run, as many may be superseded before the limit falls. What they have cost is lost, and a limit
-# that is too low leaves the engine idle; between 0.1 and 0.3 as many were answered (docs/PERFORMANCE.md).
+# Of the requests that run, as many may be superseded before the limit falls. What they have cost is lost, but a limit
+# that is too low leaves the engine idle, and uneven writers supersede some in any case.
 MAX_UNANSWERED = 0.2
 # Weight of the newest request in that share: some twenty count.
 WEIGHT = 1 / 16

@@ -15,11 +15,13 @@ NUM_CLIENTS, NUM_WARM_UP_CLIENTS = 6, 12
 MAX_GROWTH_MB = 5.0
 # Of a worker's KV cache. By default it is 30 % of the memory, taken as it is used: it would grow all the time.
 CACHE_MB, MAX_BATCH = 112, 12
+# Different words in the prompts: fewer than the 10,000 that `tokenizers` remembers.
+NUM_WORDS = 5000
 
 
 def short_answers(rng: random.Random) -> bytes:
     """Short, so that the machine serves many; some have three branches, a session, or a long prompt."""
-    number = rng.randrange(10**6)
+    number = rng.randrange(NUM_WORDS)
     context = f"Door {number} opened, and" * (40 if number % 20 == 0 else 1)
     more: dict[str, Any] = {"session": f"s{number % 50}-{number}"} if number % 10 == 0 else {}
     return completion_request(context, length=1 + number % 2, n_samples=3 if number % 8 == 0 else 1, **more)
