@@ -25,7 +25,7 @@ def calibrate(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", "calibrate", *args],
         cwd=ROOT,
-        env={**os.environ, **environ},
+        env={**os.environ, "COLUMNS": "150", **environ},
         capture_output=True,
         text=True,
         timeout=200,
