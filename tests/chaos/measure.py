@@ -24,8 +24,6 @@ class Findings:
     Attributes:
         slow: the shortfalls of speed alone. They depend on the machine and on what else it does, so a test
             does not fail for them.
-        admitted: the shortfalls that docs/RELIABILITY.md admits, no larger than it says. `make chaos` does not fail
-            for them.
     """
 
     row: str
@@ -33,7 +31,6 @@ class Findings:
     figures: dict[str, float] = field(default_factory=dict)
     shortfalls: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
-    admitted: list[str] = field(default_factory=list)
 
     @property
     def held(self) -> bool:
@@ -49,30 +46,18 @@ class Findings:
         if not is_met:
             self.shortfalls.append(shortfall)
 
-    def at_most(
-        self, name: str, value: float, bound: float, *, is_speed: bool = False, admitted: float | None = None
-    ) -> None:
-        """A figure that may not exceed a bound; NaN exceeds every bound.
+    def at_most(self, name: str, value: float, bound: float, *, is_speed: bool = False) -> None:
+        """A figure that may not exceed a bound; NaN exceeds every bound."""
+        self._compare(name, value, value <= bound, f"at most {bound:,.4g}", is_speed)
 
-        Args:
-            admitted: what it reaches at most, as docs/RELIABILITY.md admits.
-        """
-        is_admitted = admitted is not None and value <= admitted
-        self._compare(name, value, value <= bound, f"at most {bound:,.4g}", is_speed, is_admitted)
+    def at_least(self, name: str, value: float, bound: float, *, is_speed: bool = False) -> None:
+        self._compare(name, value, value >= bound, f"at least {bound:,.4g}", is_speed)
 
-    def at_least(
-        self, name: str, value: float, bound: float, *, is_speed: bool = False, admitted: float | None = None
-    ) -> None:
-        is_admitted = admitted is not None and value >= admitted
-        self._compare(name, value, value >= bound, f"at least {bound:,.4g}", is_speed, is_admitted)
-
-    def _compare(self, name: str, value: float, is_met: bool, bound: str, is_speed: bool, is_admitted: bool) -> None:
+    def _compare(self, name: str, value: float, is_met: bool, bound: str, is_speed: bool) -> None:
         self.figures[name] = value
         self.require(is_met, f"{name}: {value:,.4g}, {bound} promised")
         if is_speed and not is_met:
             self.slow.append(self.shortfalls[-1])
-        if is_admitted and not is_met:
-            self.admitted.append(self.shortfalls[-1])
 
     def none_of(self, name: str, found: dict[str, int]) -> None:
         """Counted events, by description, of which there may be none."""
