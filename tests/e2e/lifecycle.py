@@ -49,10 +49,18 @@ def start_behind(tercet: Tercet, listener: socket.socket) -> None:
 
 
 def _damage_marker(tercet: Tercet) -> Callable[[], object]:
-    """A marker that is only missing would be made again."""
+    """A marker that is only missing would be made again, even between the two lines here."""
     marker = tercet.run_dir / MARKER_FILE
-    marker.unlink()
-    marker.mkdir()
+
+    def is_damaged() -> bool:
+        marker.unlink(missing_ok=True)
+        try:
+            marker.mkdir()
+        except FileExistsError:
+            return False
+        return True
+
+    until(is_damaged, 10, "a directory in the marker's place")
     return marker.rmdir
 
 
