@@ -110,7 +110,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     Attributes:
         router: finds a path's resource.
         resources: resources by URI template.
-        draining: readiness is off, because the process stops.
+        draining: readiness is off, because the process stops and none takes its place.
     """
 
     def __init__(
@@ -175,8 +175,9 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     def count_unparsed_request(self, status: int) -> None:
         self._metrics.requests.labels(route="(none)", status=str(status)).inc()
 
-    def begin_stop(self) -> None:
-        self.draining.set()
+    def begin_stop(self, *, is_replaced: bool) -> None:
+        if not is_replaced:
+            self.draining.set()
         if self._jobs is not None:
             self._jobs.stop()
 

@@ -583,7 +583,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if self._stop_began_at is None:
             self._stop_began_at = began_at
             self.life.drain(self.settings.server.grace_s)
-            self.wsgi.begin_stop()
+            self.wsgi.begin_stop(is_replaced=self._is_replaced)
             self.alive = False  # responses now close their connections
 
     def _report_warm(self) -> None:

@@ -42,8 +42,12 @@ class ServedApp(Protocol):
     def count_unparsed_request(self, status: int) -> None:
         """Count a request that the server answered with an error because it could not be parsed."""
 
-    def begin_stop(self) -> None:
-        """Turn readiness off, and return running jobs to their queue."""
+    def begin_stop(self, *, is_replaced: bool) -> None:
+        """Return running jobs to their queue, and turn readiness off.
+
+        Args:
+            is_replaced: a successor serves in place of this process; what asks on an open connection is told so.
+        """
 
     def cancel_all(self, error: TercetError) -> None:
         """End all completions with this error, those that arrive later included."""

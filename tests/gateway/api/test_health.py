@@ -32,7 +32,9 @@ def test_starting_while_a_model_has_no_warm_slot(gateway: Gateway, slots: tuple[
 def test_draining_whatever_the_slots_do(gateway: Gateway) -> None:
     for slot in range(3):
         gateway.admission.update(slot, WARM)
-    gateway.app.draining.set()
+    gateway.app.begin_stop(is_replaced=True)  # a probe on an open connection after a reload
+    assert gateway.client.simulate_get("/health/ready").status_code == 200
+    gateway.app.begin_stop(is_replaced=False)
     response = gateway.client.simulate_get("/health/ready")
     assert (response.status_code, response.json["status"]) == (503, "draining")
     assert 1 <= int(response.headers["Retry-After"]) <= 3
