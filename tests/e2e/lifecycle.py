@@ -71,7 +71,7 @@ def _open_directory_to_others(tercet: Tercet) -> Callable[[], object]:
 
 def _block_plan_lock(tercet: Tercet) -> Callable[[], object]:
     lock = tercet.run_dir / PLAN_LOCK_FILE
-    lock.unlink()
+    lock.unlink(missing_ok=True)
     lock.mkdir()
     return lock.rmdir
 
