@@ -90,7 +90,7 @@ def _if_short(path: Path) -> Iterator[Path]:
 
 
 def _is_private(path: Path) -> bool:
-    """Whether a directory belongs to this user, and to nobody else."""
+    """Whether a directory belongs to this user, and to no other."""
     try:
         status = path.stat()
     except OSError:

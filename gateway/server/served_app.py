@@ -46,7 +46,7 @@ class ServedApp(Protocol):
         """Return running jobs to their queue, and turn readiness off.
 
         Args:
-            is_replaced: a successor serves in place of this process; what asks on an open connection is told so.
+            is_replaced: a successor serves in place of this process, so the server stays ready.
         """
 
     def cancel_all(self, error: TercetError) -> None:

@@ -23,7 +23,7 @@ class TlsSocket:
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         """
         Args:
-            sock: non-blocking. Whoever passes it closes it.
+            sock: non-blocking. Its caller closes it.
         """
         self._sock = sock
         self._incoming = ssl.MemoryBIO()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 
 from shared.masters.run_directory import MARKER_FILE
 from shared.plan import PLAN_FILE
+from tests.chaos.rows.files import accepts_connections
 from tests.e2e.harness import Gunicorn, Tercet, running, serving, until
 
 
@@ -48,22 +48,10 @@ def remove_all(tercet: Tercet) -> None:
 REMOVALS = (remove_old_files, remove_sockets, remove_all)
 
 
-def answers_anew(path: Path) -> bool:
-    """Whether a worker accepts a new connection at a socket."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
-        try:
-            client.connect(str(path))
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: worker\r\nConnection: close\r\n\r\n")
-            return client.recv(12) == b"HTTP/1.1 200"
-        except OSError:
-            return False
-
-
 def wait_until_whole(tercet: Tercet) -> None:
     names = (MARKER_FILE, PLAN_FILE, "serve.lock")
     until(lambda: all((tercet.run_dir / name).is_file() for name in names), 20, "the files are there again")
-    until(lambda: all(map(answers_anew, sockets(tercet))), 20, "each worker accepts at its socket")
+    until(lambda: all(map(accepts_connections, sockets(tercet))), 20, "each worker accepts at its socket")
     assert tercet.run_dir.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in sockets(tercet))
     refused = tercet.run("serve")
@@ -137,9 +125,9 @@ def test_a_pool_without_supervisor_heals(tmp_path_factory: pytest.TempPathFactor
     with serving(Gunicorn(base, "workers")) as pool:
         shutil.rmtree(pool.run_dir)
         path = pool.run_dir / "slot-0.sock"
-        until(lambda: answers_anew(path), 20, "the worker accepts again")
+        until(lambda: accepts_connections(path), 20, "the worker accepts again")
         [worker] = psutil.Process(pool.process.pid).children()
         worker.kill()
-        until(lambda: not worker.is_running() and answers_anew(path), 60, "its successor accepts")
+        until(lambda: not worker.is_running() and accepts_connections(path), 60, "its successor accepts")
         assert (pool.run_dir / PLAN_FILE).is_file()
         assert (pool.run_dir / "workers.lock").is_file()

@@ -34,11 +34,12 @@ def is_whole(run_dir: Path) -> bool:
     """Whether the directory has its files, and a worker accepts at each socket."""
     names = ("tercet-run-directory", "plan.json", "serve.lock")
     return all((run_dir / name).is_file() for name in names) and all(
-        _accepts(run_dir / f"slot-{index}.sock") for index in range(2)
+        accepts_connections(run_dir / f"slot-{index}.sock") for index in range(2)
     )
 
 
-def _accepts(path: Path) -> bool:
+def accepts_connections(path: Path) -> bool:
+    """Whether a worker accepts a new connection at a socket."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5)
         try:

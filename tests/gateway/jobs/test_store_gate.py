@@ -141,7 +141,7 @@ def test_leases_go_on_while_many_jobs_expire(
 ) -> None:
     """All of them were erased first. Without results to erase, a lease gave up after 80 and waited for its next poll.
 
-    While the others expire, the executor renews; it does not wait for its next poll before it goes on.
+    While the others expire, the executor renews; it does not wait for its next poll in between.
     """
     events: list[str] = []
     url = f"sqlite:{tmp_path}/jobs.sqlite3"

@@ -247,7 +247,7 @@ def test_a_worker_that_drains_is_not_reconnected_all_the_time(access: RemoteAcce
 def test_a_name_with_very_many_addresses_makes_a_bounded_number_of_slots(
     access: RemoteAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each slot has a thread. Without a bound, whoever answers for the name decides how many."""
+    """Each slot has a thread. Without a bound, the answering DNS server decides how many."""
     monkeypatch.setattr("gateway.pool.watcher.MAX_HOST_SLOTS", 4)
     with Worker().serving() as server, structlog.testing.capture_logs() as logs:
         pool = Pool(port_of(server), access, *(f"127.0.0.{number}" for number in range(1, 100)))

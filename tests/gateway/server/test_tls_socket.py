@@ -54,7 +54,7 @@ class TlsPeers:
         return self._outgoing.read()
 
     def received(self, num_bytes: int) -> bytes:
-        """The next data of the server, which goes on sending as it can."""
+        """The next data of the server, which continues to send as it can."""
         data = b""
         while len(data) < num_bytes:
             with suppress(ssl.SSLWantReadError):
