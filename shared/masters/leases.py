@@ -13,7 +13,7 @@ from collections.abc import MutableSequence
 
 # Events of a slot that are counted over all its workers. They are keys of `State.counters`.
 COUNTS = ("restarts", "reloads.succeeded", "reloads.failed")
-# This number of deaths before warm, in a row, are a failure of the slot: less may be somebody's signals.
+# This number of deaths before warm, in a row, is a failure of the slot; fewer may be somebody's signals.
 MANY_FAILURES = 3
 
 

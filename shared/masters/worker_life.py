@@ -1,7 +1,7 @@
 """The life of a worker process of either pool, and what a signal does in each phase of it.
 
     forked      signals wait: `Generations` blocks them before the fork, `begin` admits them
-    importing   SIGTERM ends the process at once, by the kernel: it serves no request, and an import cannot be interrupted
+    importing   SIGTERM ends the process at once, by the kernel: it serves nothing, and an import cannot be interrupted
     loading     SIGTERM is recorded; the main loop acts on it
     warm        the same
     draining    SIGTERM again changes nothing. After the grace the kernel ends the process
