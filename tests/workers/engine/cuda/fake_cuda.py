@@ -370,6 +370,8 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         replace(torch.cuda, name, value)
     for name in _FACTORIES:
         replace(torch, name, _on_cpu(fake, getattr(torch, name)))
+    make_generator = torch.Generator
+    replace(torch, "Generator", lambda _device="cpu": make_generator())
     for name in ("to", "new_tensor"):
         replace(Tensor, name, _on_cpu(fake, getattr(Tensor, name)))
     replace(Tensor, "pin_memory", lambda self, *_: fake.pin(self.clone()))
