@@ -39,6 +39,13 @@ DRAWS = {
 }
 
 
+class ByTorch(TritonKernels):
+    """As on a GPU that lacks the instructions of `product`, and in fp32."""
+
+    def has_equal_products(self, dtype: torch.dtype) -> bool:
+        return False
+
+
 def main() -> None:
     torch.set_num_threads(1)
     results = []
@@ -53,6 +60,9 @@ def main() -> None:
             results.append(
                 {"dtype": str(dtype), **run("multiply", TritonKernels(config, max_sequences, CPU), setting, shape)}
             )
+    config, max_sequences = PRODUCTS["odd"]
+    setting = CheckSetting(config, torch.float32, max_sequences, CPU)
+    results.append(run("multiply", ByTorch(config, max_sequences, CPU), setting, "by torch"))
     for shape, (config, max_sequences) in DRAWS.items():
         setting = CheckSetting(config, torch.float32, max_sequences, CPU)
         results.append(run("draw", TritonKernels(config, max_sequences, CPU), setting, shape))
