@@ -51,7 +51,7 @@ class SlotReadiness(Struct, kw_only=True):
 
 
 class Readiness(Struct, kw_only=True):
-    """`ready` while every model has a warm slot."""
+    """`ready` while every model has a warm slot, or one that changes its worker."""
 
     status: Literal["ready", "starting", "draining"]
     models: list[ServedModel]
@@ -74,7 +74,8 @@ class LiveResource:
 class ReadyResource:
     """`GET /health/ready`: 200 while every model has a warm slot and the server does not drain, else 503.
 
-    Its body shows the models and each slot's state, also with a 503. The route is open, so it names no process.
+    A slot counts as warm for a second more, since its worker may just be replaced. Its body shows the models and each
+    slot's state, also with a 503. The route is open, so it names no process.
     """
 
     operations: ClassVar[Operations] = {
@@ -114,11 +115,10 @@ class ReadyResource:
             )
             for row in self._admission.slots()
         ]
-        warm_models = {slot.model for slot in slots if slot.state == "warm"}
         status: Literal["ready", "starting", "draining"]
         if self._is_draining():
             status = "draining"
-        elif len(warm_models) >= self._num_needed:
+        elif len(self._admission.ready_models()) >= self._num_needed:
             status = "ready"
         else:
             status = "starting"
