@@ -17,6 +17,7 @@ from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.errors import draw_retry_after_s
+from shared.plan import REMOTE
 from shared.protocol import SlotState
 
 TAG = "Health and metrics"
@@ -28,11 +29,13 @@ class Liveness(Struct, kw_only=True):
 
 
 class ServedModel(Struct, kw_only=True):
-    """A model of the plan. `warning` says what is unusual about its checkpoint."""
+    """A model of the plan. `warning` says what is unusual about its checkpoint; `bytes` is the size of its weights'
+    files, 0 if only other machines have them."""
 
     model: str
     source: str
     warning: str | None
+    bytes: int
 
 
 class SlotReadiness(Struct, kw_only=True):
@@ -126,7 +129,12 @@ class ReadyResource:
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", str(draw_retry_after_s()))
         models = [
-            ServedModel(model=model.name, source=model.source, warning=model.warning)
+            ServedModel(
+                model=model.name,
+                source=model.source,
+                warning=model.warning,
+                bytes=0 if model.source == REMOTE else model.weight_bytes,
+            )
             for model in self._admission.models.all()
         ]
         resp.data = _encode(Readiness(status=status, models=models, slots=slots))
