@@ -61,10 +61,14 @@ class Sessions:
         session = names if self._shared is None else self._shared.name("session", *names)
         newest = _Newest(context)
         with self._lock:
-            older = self._newest.get(session)
-            self._newest[session] = newest
-        if older is not None:
-            _cancel(older.context)
+            other = self._newest.get(session)
+            is_late = other is not None and context.spec.sequence < other.context.spec.sequence
+            if not is_late:
+                self._newest[session] = newest
+        if is_late:
+            _cancel(context)
+        elif other is not None:
+            _cancel(other.context)
         try:
             if isinstance(session, str):
                 self._announce(session, newest)
