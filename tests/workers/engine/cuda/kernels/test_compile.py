@@ -64,7 +64,7 @@ def test_kernels_stay_within_registers_and_shared_memory_and_do_not_spill(capabi
 def test_a_product_loads_its_weights_before_it_waits() -> None:
     """ACQBULK is griddepcontrol.wait. Behind it are the loads of x, of which none waits for another."""
     launcher = CompilingLauncher(90)
-    kernels = TritonKernels(SHAPES["small"], 1, torch.device("cpu"), launcher)
+    kernels = TritonKernels(SHAPES["small"], 1, torch.device("cpu"), launcher)  # type: ignore[arg-type]
     weight, bias = torch.empty(768, 768, dtype=torch.bfloat16), torch.empty(768, dtype=torch.bfloat16)
     x = torch.empty(1, 768, dtype=torch.bfloat16)
     kernels.multiply(Product(DeviceLinear(weight, bias), is_added=True), x, x)
