@@ -39,5 +39,5 @@ def _measure(context: Context, model: str, check: Callable[[StepKernels, CheckSe
     found = check(kernels, CheckSetting(loaded.config, dtype, MAX_SEQUENCES, device))
     torch.cuda.synchronize()
     if not found.is_correct:
-        raise RuntimeError(f"differs by {found.difference:.3g} (bound {found.bound:g}); {', '.join(found.faults)}")
+        raise RuntimeError(f"{found.fault} (bound {found.bound:g})")
     return {"difference": found.difference, "bound": found.bound, "dtype": str(dtype).removeprefix("torch.")}

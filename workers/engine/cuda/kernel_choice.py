@@ -7,6 +7,7 @@ model. With compiled kernels in Triton's cache that takes about two seconds. Doe
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -20,18 +21,14 @@ from workers.engine.model.config import ModelConfig
 from workers.engine.model.transformer import Transformer
 
 Kernels = Literal["torch", "triton"]
-
 # Compute capabilities for which the kernels are compiled ahead of time in the tests, and their registers bounded.
 OLDEST_CAPABILITY, NEWEST_CAPABILITY = (7, 5), (9, 0)
-# Module → the package that has it.
-REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}
+REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}  # by module
 CHECK_FAILED = "the kernels could not be compiled or launched; the worker's log has the reason"
 NOT_COMPILED = "the compiled kernels cannot be written: set TERCET_CACHE_DIR to a directory that can be written to"
 NOT_BUILT = "the kernels are built for GPT-2 only"
 log = structlog.get_logger()
-
-# The first difference between the Triton kernels and plain torch on a device, in words; None if they agree. The number
-# is that of the rows of the largest batch.
+# The first difference from plain torch, in words, or None. The number is that of the rows of the largest batch.
 CheckFn = Callable[[ModelConfig, torch.dtype, int, torch.device], str | None]
 
 
@@ -49,11 +46,7 @@ class KernelChoice:
 def choose_kernels(
     config: ModelConfig, dtype: torch.dtype, max_sequences: int, device: torch.device, check: CheckFn | None = None
 ) -> KernelChoice:
-    """The kernels for a model on a device.
-
-    Args:
-        max_sequences: rows of the largest batch.
-        check: default: `kernels.self_check`.
+    """The kernels for a model on a device; `check` is by default that of `kernels.self_check`.
 
     Raises:
         LoadFailure: a package is not installed.
@@ -65,38 +58,27 @@ def choose_kernels(
         None if config.architecture == "gpt2" else NOT_BUILT
     )
     if reason is None:
-        require_packages()
+        _require_packages()
         reason = _failed_check(config, dtype, max_sequences, device, check or _self_check)
         torch.cuda.empty_cache()  # the KV cache is sized by what is free
     choice = KernelChoice("torch", reason) if reason else KernelChoice("triton")
-    level = log.warning if reason else log.info
-    level("kernels_chosen", device=torch.cuda.get_device_name(device), kernels=choice.kernels, reason=choice.reason)
+    (log.warning if reason else log.info)("kernels_chosen", kernels=choice.kernels, reason=choice.reason)
     return choice
 
 
-def require_packages() -> None:
-    """
-    Raises:
-        LoadFailure: a package that compiles or launches kernels is not installed.
-    """
+def _require_packages() -> None:
     for module, package in REQUIRED_PACKAGES.items():
-        try:
-            is_there = find_spec(module) is not None
-        except ModuleNotFoundError:  # its parent is missing
-            is_there = False
-        if not is_there:
-            raise LoadFailure(
-                f"The GPU's kernels need the package {package}, which is not installed: pip install {package}, or "
-                "install Tercet with its pinned requirements again."
-            )
+        with suppress(ModuleNotFoundError):  # its parent is missing
+            if find_spec(module) is not None:
+                continue
+        raise LoadFailure(
+            f"The GPU's kernels need the package {package}, which is not installed: pip install {package}, or "
+            "install Tercet with its pinned requirements again."
+        )
 
 
 def make_kernels(kernels: Kernels, model: Transformer, max_sequences: int, device: torch.device) -> DecodeKernels:
-    """The kernels of a decode step.
-
-    Args:
-        max_sequences: rows of the largest batch.
-    """
+    """The kernels of a decode step; `max_sequences` is the number of rows of the largest batch."""
     if kernels == "torch":
         return PLAIN_KERNELS
     from workers.engine.cuda.kernels.triton_kernels import TritonKernels  # which imports Triton
@@ -107,12 +89,10 @@ def make_kernels(kernels: Kernels, model: Transformer, max_sequences: int, devic
 
 def _refusal(capability: tuple[int, int]) -> str | None:
     """Why a GPU of this compute capability takes the plain kernels; None if it does not have to."""
+    if OLDEST_CAPABILITY <= capability <= NEWEST_CAPABILITY:
+        return None
     oldest, newest, own = (".".join(map(str, one)) for one in (OLDEST_CAPABILITY, NEWEST_CAPABILITY, capability))
-    if capability < OLDEST_CAPABILITY:
-        return f"the kernels need compute capability {oldest}, this GPU has {own}"
-    if capability > NEWEST_CAPABILITY:
-        return f"the kernels are compiled for compute capabilities up to {newest}, this GPU has {own}"
-    return None
+    return f"the kernels are compiled for compute capabilities {oldest} to {newest}, this GPU has {own}"
 
 
 def _failed_check(
@@ -121,6 +101,7 @@ def _failed_check(
     try:
         reason = check(config, dtype, max_sequences, device)
         torch.cuda.synchronize(device)
+        return reason
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the kernels' fault
     except Exception as error:  # a compiler's errors are of any type
@@ -128,17 +109,12 @@ def _failed_check(
         torch.cuda.synchronize(device)
         log.warning("kernel_check_failed", exc_info=error)
         return NOT_COMPILED if isinstance(error, OSError) else CHECK_FAILED
-    return reason
 
 
 def _self_check(config: ModelConfig, dtype: torch.dtype, max_sequences: int, device: torch.device) -> str | None:
     from workers.engine.cuda.kernels import self_check
     from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    kernels = TritonKernels(config, max_sequences, device)
     setting = self_check.CheckSetting(config, dtype, max_sequences, device)
-    for result in self_check.check_kernels(kernels, setting):
-        if not result.is_correct:
-            fault = ", ".join(result.faults) or f"differs from plain torch by {result.difference:.2g}"
-            return f"{result.name}: {fault}"
-    return None
+    results = self_check.check_kernels(TritonKernels(config, max_sequences, device), setting)
+    return next((f"{one.name}: {one.fault}" for one in results if not one.is_correct), None)

@@ -52,6 +52,11 @@ class KernelCheck:
     def is_correct(self) -> bool:
         return self.difference <= self.bound and not self.faults  # not a number is not within a bound
 
+    @property
+    def fault(self) -> str:
+        """What is wrong, in words, where it is not correct."""
+        return ", ".join(self.faults) or f"differs from plain torch by {self.difference:.2g}"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckSetting:
