@@ -140,6 +140,7 @@ export class Completer {
   #show;
   #getRequestFields;
   #insertsSpace;
+  #drawsGhost;
 
   /**
    * @param {object} editor
@@ -157,12 +158,14 @@ export class Completer {
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
    * @param {Mode} [editor.mode]  Default: `live`.
    * @param {number} [editor.minUsefulness]  See the property. Default: 0.
+   * @param {boolean} [editor.drawsGhost]  The editor draws the chosen suggestion as ghost text, so that a list of it
+   *   alone would say nothing more. Default: true.
    * @param {boolean} [editor.insertsSpace]  Accepting a word also inserts a space; typing punctuation removes it. Requires
    *   that the editor calls `type`. Default: false.
    */
   constructor({
     context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
-    minUsefulness = 0, insertsSpace = false,
+    minUsefulness = 0, drawsGhost = true, insertsSpace = false,
   }) {
     this.#getBefore = () => {
       const text = context();
@@ -173,6 +176,7 @@ export class Completer {
     this.#show = show;
     this.#getRequestFields = options;
     this.#insertsSpace = insertsSpace;
+    this.#drawsGhost = drawsGhost;
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
@@ -621,8 +625,10 @@ export class Completer {
     if (session !== this.#inFlight) return; // aborted
     this.#inFlight = null;
     if (session === this.#session) this.#closeAll("ignored");
-    this.#problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
-    const delayMs = this.#problem.retryAfterS ? 1000 * this.#problem.retryAfterS : RETRY_AFTER_MS;
+    const problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
+    // Requests that reach the server by two gateways may overtake each other; this is no problem of the writer's.
+    if (problem.code !== "superseded") this.#problem = problem;
+    const delayMs = problem.retryAfterS ? 1000 * problem.retryAfterS : RETRY_AFTER_MS;
     this.#retryAtMs = performance.now() + delayMs;
     clearTimeout(this.#retryTimer);
     // A writer who has stopped learns that the server is back without another key.
@@ -631,8 +637,10 @@ export class Completer {
 
   /** @param {SuggestionSession} session  Has failed. */
   #retry(session) {
-    const isStill = isSameText(session.before, this.#getBefore()) && !this.#inFlight && !this.#pauseTimer;
-    if (isStill && !this.#shown.candidates.length) this.#requestUnasked();
+    const isStill = isSameText(session.before, this.#getBefore()) && !this.#inFlight;
+    if (!isStill || this.#shown.candidates.length) return;
+    this.#stopPauseTimer();
+    this.#requestUnasked();
   }
 
   // ---- what is shown ----
@@ -718,7 +726,8 @@ export class Completer {
   #render() {
     const { chosen, candidates } = this.#shown;
     const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
-    const mayOpen = candidates.length > 1 && !this.#getAfter().trim(); // a list would hide the text that follows
+    const isMore = candidates.length > Number(this.#drawsGhost);
+    const mayOpen = isMore && !this.#getAfter().trim(); // a list would hide the text that follows
     this.#list.update(candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
     const nowMs = performance.now();
     if (this.#ghost && this.#ghost !== chosen) {
