@@ -111,6 +111,8 @@ export class Completer {
   /** Stays until a request succeeds. @type {Problem|null} */
   #problem = null;
   #retryAtMs = -Infinity;
+  /** The text for which a request failed last, or was not sent because of that. @type {TextBefore} */
+  #beforeRetry = { end: 0, text: "" };
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #retryTimer;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -475,7 +477,11 @@ export class Completer {
   #requestUnasked() {
     const isLineEnd = !this.#getAfter().split("\n", 1)[0]?.trim();
     const nowMs = performance.now();
-    if (!isLineEnd || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs) || nowMs < this.#retryAtMs) return;
+    if (!isLineEnd || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
+    if (nowMs < this.#retryAtMs) {
+      this.#beforeRetry = this.#lastBefore;
+      return;
+    }
     if (this.mode === "live") {
       void this.#requestPredictions(this.#isInserting);
       const delayMs = Math.max(IDEA_PAUSES * this.#debounce.delayMs, MIN_IDEA_DELAY_MS);
@@ -632,13 +638,14 @@ export class Completer {
     this.#retryAtMs = performance.now() + delayMs;
     clearTimeout(this.#retryTimer);
     // A writer who has stopped learns that the server is back without another key.
-    if (!session.isExplicit) this.#retryTimer = setTimeout(() => this.#retry(session), delayMs);
+    this.#beforeRetry = session.before;
+    if (!session.isExplicit) this.#retryTimer = setTimeout(() => this.#retry(), delayMs);
   }
 
-  /** @param {SuggestionSession} session  Has failed. */
-  #retry(session) {
-    const isStill = isSameText(session.before, this.#getBefore()) && !this.#inFlight;
-    if (!isStill || this.#shown.candidates.length) return;
+  /** Request what could not be requested, unless the writer has gone elsewhere. */
+  #retry() {
+    const isStill = isSameText(this.#beforeRetry, this.#getBefore());
+    if (!isStill || this.#inFlight || this.#shown.candidates.length) return;
     this.#stopPauseTimer();
     this.#requestUnasked();
   }
