@@ -91,8 +91,9 @@ class AutocompleteRequest(JobRequest, forbid_unknown_fields=True, kw_only=True, 
         int,
         Meta(
             ge=0,
-            description="a whole number: the request's number in its session. One that arrives after a request with a"
-            " higher number is superseded by it",
+            le=2**53 - 1,
+            description=f"a whole number from 0 to {2**53 - 1}: the request's number in its session. One that arrives"
+            " after a request with a higher number is superseded by it",
         ),
     ] = 0
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False

@@ -53,6 +53,9 @@ class Sessions:
         """Cancel the session's previous request; while the block runs, the next request cancels this one.
 
         A cancelled request ends with `Superseded`, whether it waits for room or is being decoded.
+
+        Raises:
+            Superseded: a request with a higher number has come before this one.
         """
         if context.spec.session is None:
             yield
@@ -66,8 +69,8 @@ class Sessions:
             if not is_late:
                 self._newest[session] = newest
         if is_late:
-            _cancel(context)
-        elif other is not None:
+            raise _superseded()
+        if other is not None:
             _cancel(other.context)
         try:
             if isinstance(session, str):
@@ -111,4 +114,8 @@ class Sessions:
 
 
 def _cancel(context: RequestContext) -> None:
-    context.cancel(Superseded("A newer request of this session came.", headers={"x-should-retry": "false"}))
+    context.cancel(_superseded())
+
+
+def _superseded() -> Superseded:
+    return Superseded("A newer request of this session came.", headers={"x-should-retry": "false"})

@@ -111,6 +111,8 @@ export class Completer {
   /** Stays until a request succeeds. @type {Problem|null} */
   #problem = null;
   #retryAtMs = -Infinity;
+  /** The text for which a request failed last, or was not sent because of that. @type {TextBefore} */
+  #beforeRetry = { end: 0, text: "" };
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #retryTimer;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -140,6 +142,7 @@ export class Completer {
   #show;
   #getRequestFields;
   #insertsSpace;
+  #drawsGhost;
 
   /**
    * @param {object} editor
@@ -157,12 +160,14 @@ export class Completer {
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
    * @param {Mode} [editor.mode]  Default: `live`.
    * @param {number} [editor.minUsefulness]  See the property. Default: 0.
+   * @param {boolean} [editor.drawsGhost]  The editor draws the chosen suggestion as ghost text, so that a list of it
+   *   alone would say nothing more. Default: true.
    * @param {boolean} [editor.insertsSpace]  Accepting a word also inserts a space; typing punctuation removes it. Requires
    *   that the editor calls `type`. Default: false.
    */
   constructor({
     context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
-    minUsefulness = 0, insertsSpace = false,
+    minUsefulness = 0, drawsGhost = true, insertsSpace = false,
   }) {
     this.#getBefore = () => {
       const text = context();
@@ -173,6 +178,7 @@ export class Completer {
     this.#show = show;
     this.#getRequestFields = options;
     this.#insertsSpace = insertsSpace;
+    this.#drawsGhost = drawsGhost;
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
@@ -471,7 +477,11 @@ export class Completer {
   #requestUnasked() {
     const isLineEnd = !this.#getAfter().split("\n", 1)[0]?.trim();
     const nowMs = performance.now();
-    if (!isLineEnd || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs) || nowMs < this.#retryAtMs) return;
+    if (!isLineEnd || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
+    if (nowMs < this.#retryAtMs) {
+      this.#beforeRetry = this.#lastBefore;
+      return;
+    }
     if (this.mode === "live") {
       void this.#requestPredictions(this.#isInserting);
       const delayMs = Math.max(IDEA_PAUSES * this.#debounce.delayMs, MIN_IDEA_DELAY_MS);
@@ -621,18 +631,23 @@ export class Completer {
     if (session !== this.#inFlight) return; // aborted
     this.#inFlight = null;
     if (session === this.#session) this.#closeAll("ignored");
-    this.#problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
-    const delayMs = this.#problem.retryAfterS ? 1000 * this.#problem.retryAfterS : RETRY_AFTER_MS;
+    const problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
+    // Requests that reach the server by two gateways may overtake each other; this is no problem of the writer's.
+    if (problem.code !== "superseded") this.#problem = problem;
+    const delayMs = problem.retryAfterS ? 1000 * problem.retryAfterS : RETRY_AFTER_MS;
     this.#retryAtMs = performance.now() + delayMs;
     clearTimeout(this.#retryTimer);
     // A writer who has stopped learns that the server is back without another key.
-    if (!session.isExplicit) this.#retryTimer = setTimeout(() => this.#retry(session), delayMs);
+    this.#beforeRetry = session.before;
+    if (!session.isExplicit) this.#retryTimer = setTimeout(() => this.#retry(), delayMs);
   }
 
-  /** @param {SuggestionSession} session  Has failed. */
-  #retry(session) {
-    const isStill = isSameText(session.before, this.#getBefore()) && !this.#inFlight && !this.#pauseTimer;
-    if (isStill && !this.#shown.candidates.length) this.#requestUnasked();
+  /** Request what could not be requested, unless the writer has gone elsewhere. */
+  #retry() {
+    const isStill = isSameText(this.#beforeRetry, this.#getBefore());
+    if (!isStill || this.#inFlight || this.#shown.candidates.length) return;
+    this.#stopPauseTimer();
+    this.#requestUnasked();
   }
 
   // ---- what is shown ----
@@ -718,7 +733,8 @@ export class Completer {
   #render() {
     const { chosen, candidates } = this.#shown;
     const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
-    const mayOpen = candidates.length > 1 && !this.#getAfter().trim(); // a list would hide the text that follows
+    const isMore = candidates.length > Number(this.#drawsGhost);
+    const mayOpen = isMore && !this.#getAfter().trim(); // a list would hide the text that follows
     this.#list.update(candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
     const nowMs = performance.now();
     if (this.#ghost && this.#ghost !== chosen) {

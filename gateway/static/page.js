@@ -48,8 +48,8 @@ const HINT = "Start writing. Likely words appear as you type, and an idea when y
 /** Gestures on the strip. */
 const LONG_PRESS_MS = 400;
 const SWIPE_PX = 24;
-/** The word count follows the text after this long. */
-const COUNT_DELAY_MS = 500;
+/** Words are counted once the writer has stood still for this long: in a novel it takes some milliseconds. */
+const COUNT_DELAY_MS = 700;
 /**
  * Live suggestions expected to save fewer keystrokes are held back, by eagerness.
  * @type {Record<string, number>}
@@ -230,8 +230,8 @@ function showSavedKeys(number) {
 let countTimer;
 
 function countLater() {
-  countTimer ??= setTimeout(() => {
-    countTimer = undefined;
+  clearTimeout(countTimer);
+  countTimer = setTimeout(() => {
     const number = numWords(editor.text);
     setText(find("word-count", HTMLSpanElement), `${number.toLocaleString()} ${number === 1 ? "word" : "words"}`);
   }, COUNT_DELAY_MS);

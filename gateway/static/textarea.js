@@ -63,6 +63,7 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
     after: () => textarea.value.slice(textarea.selectionEnd),
     insert: (text, numReplaced) => insertText(textarea, text, numReplaced),
     show: (view) => suggestionList?.show(view),
+    drawsGhost: false,
     insertsSpace: true,
     ...options,
   });
