@@ -295,6 +295,18 @@ def test_draws_are_those_of_sample() -> None:
         assert code == pytest.approx(step.code, abs=1e-6)
 
 
+def test_of_equal_logits_at_the_last_rank_the_smaller_ids_are_candidates() -> None:
+    """65 equal logits for 64 ranks: `topk` leaves open which it takes."""
+    logits = torch.full((2, 1000), -1.0)
+    logits[0, 7:1000:15] = 2.0
+    logits[1, 900:965] = 0.5
+    params = SamplingParams(top_k=64, top_p=1)
+    draws = [Draw(params, seed, 1, Code(0.999, 1.0)) for seed in range(2)]
+    last = [7 + 15 * 63, 900 + 63]
+    assert draw_each(logits, draws)[0] == last
+    assert [step.token_id for step in sample(logits, draws)] == last
+
+
 def gpu_texts(loaded: LoadedModel, max_batch: int = 48) -> list[SequenceOutput]:
     """Requests one by one, then three siblings, whose steps are launched together."""
     rng = random.Random(6)
