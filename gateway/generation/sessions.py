@@ -65,7 +65,7 @@ class Sessions:
         newest = _Newest(context)
         with self._lock:
             other = self._newest.get(session)
-            is_late = other is not None and context.spec.sequence < other.context.spec.sequence
+            is_late = other is not None and 0 < context.spec.sequence < other.context.spec.sequence
             if not is_late:
                 self._newest[session] = newest
         if is_late:

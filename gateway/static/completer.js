@@ -262,6 +262,7 @@ export class Completer {
   /** Hide the suggestions and abort the request, for example when the editor loses focus. */
   close() {
     this.#stopPauseTimer();
+    clearTimeout(this.#retryTimer);
     this.#lastBefore = this.#getBefore();
     this.#isTabFree = false;
     this.#closeAll("ignored");
@@ -508,13 +509,23 @@ export class Completer {
   async #requestPredictions(isAfterAcceptance) {
     const session = this.#start({ strategy: "predict" }, false);
     session.isAfterAcceptance = isAfterAcceptance;
+    const maxSuggestions = Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS);
+    await this.#complete(session, (candidates) => this.#shown.merge(candidates, maxSuggestions));
+  }
+
+  /**
+   * Wait for a response that is not streamed.
+   * @param {SuggestionSession} session
+   * @param {(candidates: Candidate[]) => void} use
+   */
+  async #complete(session, use) {
     try {
       const response = await this.client.complete(session.request, session.abortController.signal);
       if (session !== this.#inFlight) return;
       this.#inFlight = null;
       session.applyResponse(response);
       this.#problem = null;
-      this.#shown.merge(session.candidates, Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS));
+      use(session.candidates);
     } catch (error) {
       this.#fail(session, error);
     }
@@ -535,17 +546,7 @@ export class Completer {
     if (this.#session || this.#shown.isChosenByUser) return;
     const session = this.#start({}, false);
     session.isIdea = true;
-    try {
-      const response = await this.client.complete(session.request, session.abortController.signal);
-      if (session !== this.#inFlight) return;
-      this.#inFlight = null;
-      session.applyResponse(response);
-      this.#problem = null;
-      this.#shown.addIdea(session.candidates);
-    } catch (error) {
-      this.#fail(session, error);
-    }
-    this.#render();
+    await this.#complete(session, (candidates) => this.#shown.addIdea(candidates));
   }
 
   /**
@@ -601,6 +602,7 @@ export class Completer {
   #expectMore(session) {
     clearTimeout(this.#silenceTimer);
     this.#silenceTimer = setTimeout(() => {
+      if (session !== this.#inFlight) return; // answered, or aborted
       const detail = `The server has said nothing for ${MAX_SILENCE_MS / 1000} seconds, so the request was cancelled.`;
       this.#fail(session, new Problem({ code: "silent", detail }));
       session.abortController.abort();

@@ -99,7 +99,8 @@ def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
 
 
 def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) -> None:
-    """On iOS the keyboard makes only the visual viewport smaller. The test says so in its place."""
+    """On iOS the keyboard makes only the visual viewport smaller. Chromium has no such keyboard: the test sets the
+    height."""
     phone.type(OPENING)
     wait_until_shown(phone)
     phone.page.evaluate(

@@ -1,5 +1,5 @@
-// Leaves Tab to Obsidian, which indents lists with it, unless a suggestion is shown. Elsewhere Tab also requests
-// suggestions; here the command "Suggest" does.
+// Leaves Tab to Obsidian, which indents lists with it, unless a suggestion is shown: after Escape, too, where Tab leaves
+// other editors.
 
 import { type EditorView, runScopeHandlers, ViewPlugin } from "@codemirror/view";
 import { completerOf } from "tercet-client/codemirror";

@@ -34,6 +34,14 @@ def test_a_request_that_arrives_after_a_newer_one_is_refused() -> None:
             assert newest.cancel_reason is None
 
 
+def test_a_request_without_a_number_is_the_newest_when_it_arrives() -> None:
+    sessions = Sessions()
+    numbered, unnumbered = (RequestContext(make_spec(session="s", sequence=number)) for number in (2, 0))
+    with sessions.superseding(numbered), sessions.superseding(unnumbered):
+        assert isinstance(numbered.cancel_reason, Superseded)
+        assert unnumbered.cancel_reason is None
+
+
 def test_the_end_of_the_older_request_leaves_the_newer_registered() -> None:
     sessions = Sessions()
     older, newer, newest = (RequestContext(make_spec(session="s")) for _ in range(3))
