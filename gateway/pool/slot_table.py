@@ -21,8 +21,8 @@ UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
 # was noticed, because gunicorn's timeout ends it. A slot that is down for longer is not expected to come back.
 MAX_DOWN_S = 15.0
 # In a reload a worker ends its state stream when its successor is warm already, and the watcher connects again every
-# 0.05 s: twenty tries, for a busy machine. Requests wait for it, so the server is ready, also where all slots of a model
-# change their worker at one moment.
+# 0.05 s: twenty tries, for a busy machine. Requests wait for it, so the server is ready, also where all slots of a
+# model change their worker at one moment.
 HANDOVER_S = 1.0
 # A worker that was caught sending what cannot be true gets no branches for this time. Each trial after it costs the
 # branches of one batch a retry.
