@@ -91,7 +91,8 @@ WORK = {
 # What may be read without an API key where the server requires one: probes, the API's description, and the pages with
 # their field for the key.
 # Every route that is not listed needs a key.
-OPEN_ROUTES = frozenset({"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS})
+STATIC_ROUTES = ("/static/{name}", "/static/vendor/{name}")
+OPEN_ROUTES = frozenset({"/", *STATIC_ROUTES, "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS})
 # Routes that need a key, but whose page does not: it shows nothing before it has the key.
 OPEN_PAGES = {"/slots": wants_page}
 # The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
@@ -297,6 +298,7 @@ def create_app(
             service_worker(assets), "The service worker of the web editor", "The script."
         ),
         "/static/{name}": StaticResource(assets),
+        "/static/vendor/{name}": StaticResource(assets, "vendor/"),
     }
     if jobs is not None and submitter is not None:
         routes |= {"/jobs": JobsResource(submitter, autocompletion.check), "/jobs/{job_id}": JobResource(jobs)}

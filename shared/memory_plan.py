@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-# CUDA context, captured graphs and workspaces of one process. An estimate: not yet measured.
-PROCESS_BYTES = 1 << 29
+# CUDA context, modules, captured graphs and workspaces of one process: 956 MiB on an H200 (docs/GPU.md).
+PROCESS_BYTES = 1 << 30
 # float32 arrays [max_batch, vocab] that first tokens, graphs and sampling keep. An estimate: not yet measured.
 LOGITS_COPIES = 5
 # Share of a card for what its driver keeps (3 % of a T4), temporary arrays, and fragmentation (an estimate).

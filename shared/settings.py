@@ -329,7 +329,7 @@ class ServerSettings:
         bind: address of the gateway; loopback by default, because any client that can connect may use the server
         run_dir: directory of sockets, slot plan and locks; each running instance needs its own. Without
             XDG_RUNTIME_DIR the default is below /run/user, ~/.local/state/tercet or the directory for temporary files
-        cache_dir: models converted from GGUF, which need it; the choice of GPU kernels, results of the int8 check, and
+        cache_dir: models converted from GGUF, which need it; results of the int8 check, and
             int8 weights, which workers of a model share: where it cannot be written to, each start makes them anew
         grace_s: time that a stopping or outgoing worker has to finish accepted requests
         drain_s: time from readiness turning 503 to the gateway closing its listener; set it above the load balancer's

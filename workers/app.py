@@ -204,7 +204,6 @@ def make_service(
         device="cpu" if is_on_cpu else "cuda",
         dtype=settings.model.dtype,
         max_batch=slot.max_batch,
-        kernel_directory=cache,
         cache_bytes=slot.cache_bytes if is_on_cpu else slot.memory.cache_bytes if slot.memory is not None else None,
         allocation_lock=nullcontext if slot.device == "cpu" else partial(holding_device, settings, slot.device),
         hang_s=settings.pool.hang_s,

@@ -13,7 +13,6 @@ from rich.table import Table
 from deploy.announcements import progress_line
 from deploy.gpu_memory import memory_tables
 from deploy.planning import Downloads, make_plan, remember_served
-from deploy.stored_kernels import stored_kernels
 from deploy.terminal import labelled, make_console
 from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
@@ -46,8 +45,6 @@ def plan(
         directory = found.model(slot.model).directory
         table.add_row(str(slot.index), slot.device, slot.model, directory, str(slot.max_batch), slot.socket)
     out.print(table)
-    for slots, kernels in stored_kernels(found, settings, os.environ):
-        out.print(f"Kernels of slot {', '.join(map(str, slots))}: {kernels}.", highlight=False, soft_wrap=True)
     for part in memory_tables(found):
         out.print(part, highlight=False)
     for slot in found.slots:

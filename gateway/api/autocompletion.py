@@ -152,6 +152,7 @@ class Autocompletion:
             deadline=deadline,
             owner=caller.owner,
             session=session,
+            sequence=request.sequence,
             document=document_key(caller.owner, session, request.context),
             predict=Prediction(temperature=self._prediction.temperature, is_verbatim=not request.clean)
             if request.strategy == "predict"

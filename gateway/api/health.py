@@ -17,6 +17,7 @@ from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.errors import draw_retry_after_s
+from shared.plan import REMOTE
 from shared.protocol import SlotState
 
 TAG = "Health and metrics"
@@ -28,11 +29,13 @@ class Liveness(Struct, kw_only=True):
 
 
 class ServedModel(Struct, kw_only=True):
-    """A model of the plan. `warning` says what is unusual about its checkpoint."""
+    """A model of the plan. `warning` says what is unusual about its checkpoint; `bytes` is the size of its weights'
+    files, 0 if only other machines have them."""
 
     model: str
     source: str
     warning: str | None
+    bytes: int
 
 
 class SlotReadiness(Struct, kw_only=True):
@@ -51,7 +54,7 @@ class SlotReadiness(Struct, kw_only=True):
 
 
 class Readiness(Struct, kw_only=True):
-    """`ready` while every model has a warm slot."""
+    """`ready` while every model has a warm slot, or one that changes its worker."""
 
     status: Literal["ready", "starting", "draining"]
     models: list[ServedModel]
@@ -74,7 +77,8 @@ class LiveResource:
 class ReadyResource:
     """`GET /health/ready`: 200 while every model has a warm slot and the server does not drain, else 503.
 
-    Its body shows the models and each slot's state, also with a 503. The route is open, so it names no process.
+    A slot counts as warm for a second more, since its worker may just be replaced. Its body shows the models and each
+    slot's state, also with a 503. The route is open, so it names no process.
     """
 
     operations: ClassVar[Operations] = {
@@ -114,11 +118,10 @@ class ReadyResource:
             )
             for row in self._admission.slots()
         ]
-        warm_models = {slot.model for slot in slots if slot.state == "warm"}
         status: Literal["ready", "starting", "draining"]
         if self._is_draining():
             status = "draining"
-        elif len(warm_models) >= self._num_needed:
+        elif len(self._admission.ready_models()) >= self._num_needed:
             status = "ready"
         else:
             status = "starting"
@@ -126,7 +129,12 @@ class ReadyResource:
             resp.status = falcon.HTTP_503
             resp.set_header("Retry-After", str(draw_retry_after_s()))
         models = [
-            ServedModel(model=model.name, source=model.source, warning=model.warning)
+            ServedModel(
+                model=model.name,
+                source=model.source,
+                warning=model.warning,
+                bytes=0 if model.source == REMOTE else model.weight_bytes,
+            )
             for model in self._admission.models.all()
         ]
         resp.data = _encode(Readiness(status=status, models=models, slots=slots))

@@ -7,7 +7,9 @@ the server, and their hashes.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +31,14 @@ CONTENT_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
+# Content from this server only and none inline; no frame around the page, no form submissions.
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# CodeMirror's script makes styles; text_editor.js gives them this nonce, and says why it need not be secret.
+STYLE_NONCE = "codemirror"
+IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
 HEADERS = {
-    # Content from this server only and none inline; no frame around the page, no form submissions.
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     # The browser revalidates each file at each use (304): after an upgrade it never mixes files of two versions.
@@ -50,17 +56,23 @@ class Asset:
     data: bytes
     content_type: str
     etag: falcon.ETag
+    policy: str = POLICY
 
     @classmethod
     def from_bytes(cls, data: bytes, content_type: str) -> Asset:
-        return cls(data, content_type, falcon.ETag(_hash(data)))
+        """An HTML page with an import map may use that one inline script, and CodeMirror's styles."""
+        policy = POLICY
+        if content_type == CONTENT_TYPES[".html"] and (import_map := IMPORT_MAP.search(data)):
+            digest = base64.b64encode(hashlib.sha256(import_map[1]).digest()).decode()
+            policy += f"; script-src 'self' 'sha256-{digest}'; style-src 'self' 'nonce-{STYLE_NONCE}'"
+        return cls(data, content_type, falcon.ETag(_hash(data)), policy)
 
 
 def read_assets(folder: Path = STATIC) -> dict[str, Asset]:
-    """The files of a folder that have a known content type, by name."""
+    """The files below a folder that have a known content type, by their path in it."""
     return {
-        path.name: Asset.from_bytes(path.read_bytes(), CONTENT_TYPES[path.suffix])
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): Asset.from_bytes(path.read_bytes(), CONTENT_TYPES[path.suffix])
+        for path in sorted(folder.rglob("*"))
         if path.suffix in CONTENT_TYPES
     }
 
@@ -84,7 +96,9 @@ def service_worker(assets: Mapping[str, Asset]) -> Asset:
     """
     # Addresses are relative to the page's, which a proxy may serve below a prefix. Pages but the editor are left out:
     # they need the server.
-    files = {f"static/{name}": str(asset.etag) for name, asset in assets.items() if not name.endswith(".html")}
+    files = {
+        f"static/{name}": str(asset.etag) for name, asset in assets.items() if not name.endswith((".html", ".txt"))
+    }
     files["./"] = str(assets[INDEX].etag)
     version = _hash("".join(sorted(files.values())).encode())
     constant = msgspec.json.encode({"version": version, "files": files})
@@ -93,7 +107,8 @@ def service_worker(assets: Mapping[str, Asset]) -> Asset:
 
 
 class StaticResource:
-    """`GET /static/{name}`: scripts, styles and images, and the client module `tercet.js`."""
+    """`GET /static/{name}`: scripts, styles and images, and the client module `tercet.js`; `GET /static/vendor/{name}`:
+    what was made elsewhere, with its licences."""
 
     operations: ClassVar[Operations] = {
         "GET": Operation(
@@ -109,8 +124,12 @@ class StaticResource:
         )
     }
 
-    def __init__(self, assets: dict[str, Asset]) -> None:
-        self._assets = assets
+    def __init__(self, assets: dict[str, Asset], folder: str = "") -> None:
+        """
+        Args:
+            folder: the files' folder in `assets`, with a slash at its end.
+        """
+        self._assets = {name.removeprefix(folder): asset for name, asset in assets.items() if name.startswith(folder)}
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, name: str) -> None:
         asset = self._assets.get(name)
@@ -127,6 +146,7 @@ def send_asset(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None
     """Answer with a file, or with 304 if the client has it. A page whose relative links would not work where it was
     asked for, as at `/docs/`, is answered with a redirect."""
     resp.set_headers(HEADERS)
+    resp.set_header("Content-Security-Policy", asset.policy)
     if asset.content_type == CONTENT_TYPES[".html"] and ASKED_PATH in req.env:
         address = page_address(req.env[ASKED_PATH], req.path)
         if address is not None:

@@ -87,6 +87,15 @@ class AutocompleteRequest(JobRequest, forbid_unknown_fields=True, kw_only=True, 
     session: Annotated[
         Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
     ] = None
+    sequence: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**53 - 1,
+            description=f"a whole number from 0 to {2**53 - 1}: the request's number in its session. One that arrives"
+            " after a request with a higher number is superseded by it",
+        ),
+    ] = 0
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
 
 

@@ -39,14 +39,14 @@ from shared.tracing import NO_TRACING, Tracing
 MAX_ATTEMPTS = 3
 # Branches of a request that run or wait for room at the same time; each holds a thread. Further ones start as they end.
 MAX_BRANCHES_AT_ONCE = 8
-# Refusals that pass within a few steps: the gateway frees a cancelled sequence's room before the worker does.
+# Passes within a few steps: the gateway frees a cancelled sequence's room before the worker does.
 SLOT_FULL = "slot_full"
-TRANSIENT_REFUSALS = frozenset({SLOT_FULL, "not_ready"})
+NOT_READY = "not_ready"
 # A request for which one worker's memory does not suffice may fit into another's. A worker ends after the second such
 # failure in a row, so there is one retry, and none on the same slot.
 SCARCE_MEMORY = "out_of_memory"
 MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
-# Pause before the second attempt after such a refusal; four times as long before the third.
+# Pause before the second attempt after `not_ready`; four times as long before the third.
 RETRY_PAUSE_S = 0.025
 # Pauses of a branch whose slot serves and yet cannot take it now, in turn; the last is repeated.
 WAIT_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
@@ -178,8 +178,9 @@ class Fanout:
     ) -> BranchOutcome:
         """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
 
-        A slot of another machine that is full, because other gateways use it too, has not failed: the branch waits for
-        room until its deadline. Nor has one whose socket was removed: it makes it again.
+        A slot that is full has not failed: other gateways use it too, the one before a reload among them, or sequences
+        whose clients have hung up end with its next step. The branch waits for room until its deadline. Nor has a slot
+        failed whose socket was removed: it makes it again.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -217,9 +218,8 @@ class Fanout:
                 outcome = error.code
                 self._note_lie(slot, error)
                 must_wait = not context.is_over and (
-                    self._clients[slot].is_remote
-                    if error.code == SLOT_FULL
-                    else error.code == NO_SOCKET and time.monotonic() < started_at + MAX_NO_SOCKET_S
+                    error.code == SLOT_FULL
+                    or (error.code == NO_SOCKET and time.monotonic() < started_at + MAX_NO_SOCKET_S)
                 )
                 if not must_wait:
                     failure = BranchFailure(branch.index, error.code, error.detail)
@@ -227,13 +227,12 @@ class Fanout:
                     is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
                     if is_last or not self._take_retry():
                         return failure
-                    if error.code in TRANSIENT_REFUSALS:
+                    if error.code == NOT_READY:
                         context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
                 self._admission.release(slot, context.pin)
                 self._branch_counter(str(slot), outcome).inc()
-            if outcome != SLOT_FULL or not must_wait:
-                failed_slots.add(slot)
+            failed_slots.add(slot)
             if must_wait:
                 context.pause(WAIT_PAUSES_S[min(num_pauses, len(WAIT_PAUSES_S) - 1)])
                 num_pauses += 1

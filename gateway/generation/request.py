@@ -66,6 +66,7 @@ class GenerationSpec:
         owner: id of the request's API key, "" without keys. Quotas, fairness, sessions and the prefix cache are per
             owner.
         session: a newer request of the same session supersedes this one.
+        sequence: number of the request in its session; 0: its place is the order of arrival.
         document: equal for requests that share a prompt's beginning, to place them where it is cached.
     """
 
@@ -88,6 +89,7 @@ class GenerationSpec:
     is_streamed: bool = False
     predict: Prediction | None = None
     suffix: str = ""
+    sequence: int = 0
 
     @property
     def num_branches(self) -> int:

@@ -53,6 +53,9 @@ class Sessions:
         """Cancel the session's previous request; while the block runs, the next request cancels this one.
 
         A cancelled request ends with `Superseded`, whether it waits for room or is being decoded.
+
+        Raises:
+            Superseded: a request with a higher number has come before this one.
         """
         if context.spec.session is None:
             yield
@@ -61,10 +64,14 @@ class Sessions:
         session = names if self._shared is None else self._shared.name("session", *names)
         newest = _Newest(context)
         with self._lock:
-            older = self._newest.get(session)
-            self._newest[session] = newest
-        if older is not None:
-            _cancel(older.context)
+            other = self._newest.get(session)
+            is_late = other is not None and context.spec.sequence < other.context.spec.sequence
+            if not is_late:
+                self._newest[session] = newest
+        if is_late:
+            raise _superseded()
+        if other is not None:
+            _cancel(other.context)
         try:
             if isinstance(session, str):
                 self._announce(session, newest)
@@ -107,4 +114,8 @@ class Sessions:
 
 
 def _cancel(context: RequestContext) -> None:
-    context.cancel(Superseded("A newer request of this session came.", headers={"x-should-retry": "false"}))
+    context.cancel(_superseded())
+
+
+def _superseded() -> Superseded:
+    return Superseded("A newer request of this session came.", headers={"x-should-retry": "false"})

@@ -146,6 +146,11 @@ class Admission:
                 for entry, peak in zip(self._table.entries.values(), self._table.peaks, strict=True)
             ]
 
+    def ready_models(self) -> set[str]:
+        """Models whose requests are served now: they have a warm slot, or one that changes its worker."""
+        with self._lock:
+            return self._table.ready_models
+
     def capacity(self) -> int:
         """Branches that all slots together can run for this gateway."""
         with self._lock:

@@ -360,11 +360,7 @@ class TokenizeCall(_AbortableCall):
 
 class SlotClient:
     """Calls one slot's worker over its private socket, or on another machine. Thread-safe; one instance serves all
-    threads.
-
-    Attributes:
-        is_remote: other gateways may use the slot too.
-    """
+    threads."""
 
     def __init__(self, slot: Slot, ack_s: float, access: RemoteAccess | None = None) -> None:
         """
@@ -373,7 +369,6 @@ class SlotClient:
             access: key and TLS settings for slots of other machines.
         """
         self._ack_s = ack_s
-        self.is_remote = slot.remote is not None
         self._peer = _local_peer(slot.socket) if slot.remote is None else _remote_peer(slot.remote, access)
         self._running: set[_AbortableCall] = set()  # calls in progress; its methods are atomic
 

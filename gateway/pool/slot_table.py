@@ -5,6 +5,7 @@ Plain data without a lock; `Admission` holds its own lock around every call.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,10 @@ UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
 # A worker that has died is replaced and reports again within about 2 s; a stopped worker, about 10 s after its silence
 # was noticed, because gunicorn's timeout ends it. A slot that is down for longer is not expected to come back.
 MAX_DOWN_S = 15.0
+# In a reload a slot's worker is gone before the gateway has the first state of the next one, which is warm: 0.1 s, or
+# several times that on a busy machine. Requests wait for it, so the server is ready; the slots of a model may all
+# change their worker at one moment.
+HANDOVER_S = 1.0
 # A worker that was caught sending what cannot be true gets no branches for this time. Each trial after it costs the
 # branches of one batch a retry.
 ASIDE_S = 10.0
@@ -35,6 +40,7 @@ class Entry:
         peak: the most branches reserved at a time since the worker last reported its state, which it does twice a
             second; `earlier_peak`: between the two reports before.
         down_since: `time.monotonic()` time.
+        warm_until: `time.monotonic()` time at which the slot was warm last, unless it is now.
         starting_pid: process id of the worker that started last and has not been warm, 0 for none.
         is_failing: a worker of the slot has died before it was warm. The next one will probably die too.
         is_leaving: gets no further branches, because its address is gone.
@@ -48,6 +54,7 @@ class Entry:
     peak: int = 0
     earlier_peak: int = 0
     down_since: float = field(default_factory=time.monotonic)
+    warm_until: float = -math.inf
     starting_pid: int = 0
     is_failing: bool = False
     is_leaving: bool = False
@@ -119,6 +126,16 @@ class SlotTable:
     def is_any_warm(self) -> bool:
         return any(entry.state.state == "warm" for entry in self.entries.values())
 
+    @property
+    def ready_models(self) -> set[str]:
+        """Models with a slot that is warm or was until `HANDOVER_S` ago."""
+        earliest = time.monotonic() - HANDOVER_S
+        return {
+            entry.slot.model
+            for entry in self.entries.values()
+            if self.reported_state(entry).state == "warm" or (entry.warm_until > earliest and not entry.is_leaving)
+        }
+
     def set_aside(self, index: int, reason: str) -> bool:
         """Give a slot no branches for `ASIDE_S`, unless its model has no other. Returns whether it was in use."""
         entry = self.entries.get(index)  # a slot of another machine may have been removed
@@ -143,6 +160,8 @@ class SlotTable:
         entry = self.entries[index]
         if not _is_gone(entry.state):
             entry.down_since = time.monotonic()
+        if entry.state.state == "warm":
+            entry.warm_until = time.monotonic()
         if state.state in {"starting", "loading"}:
             if entry.starting_pid not in {0, state.pid}:
                 entry.is_failing = True

@@ -45,8 +45,9 @@ const MAX_FEEDBACK_CHARS = 10_000;
 export class Problem extends Error {
   /**
    * @param {{status?: number, code?: string, title?: string, detail?: string}} body  `detail` becomes the message.
+   * @param {number} [retryAfterS]  When the server wants to be asked again, in seconds; 0: it does not say.
    */
-  constructor(body) {
+  constructor(body, retryAfterS = 0) {
     super(body.detail || body.title || "The request failed.");
     /** HTTP status; 0 if no response arrived. */
     this.status = body.status ?? 0;
@@ -55,6 +56,7 @@ export class Problem extends Error {
      * early) and `unknown` (the response had no code).
      */
     this.code = body.code ?? "unknown";
+    this.retryAfterS = retryAfterS;
   }
 }
 
@@ -97,6 +99,8 @@ function parseEvent(block) {
 export class Client {
   #url;
   #sessionId;
+  /** Of the last request. Two can overtake each other on their way. */
+  #sequence = 0;
 
   /**
    * @param {object} [options]
@@ -124,7 +128,7 @@ export class Client {
    * @throws {DOMException} `AbortError`, if `signal` was aborted.
    */
   async complete(request, signal) {
-    const response = await this.#post("autocomplete", { ...request, session: this.#sessionId }, { signal });
+    const response = await this.#post("autocomplete", this.#inSession(request), { signal });
     return response.json();
   }
 
@@ -139,7 +143,7 @@ export class Client {
    * @throws {DOMException} `AbortError`, if `signal` was aborted.
    */
   async *stream(request, signal) {
-    const body = { ...request, session: this.#sessionId, stream: true };
+    const body = { ...this.#inSession(request), stream: true };
     const response = await this.#post("autocomplete", body, { signal });
     let isComplete = false;
     // Read to the end of the stream even after `done`, so that the browser can reuse the connection.
@@ -151,6 +155,12 @@ export class Client {
     if (!isComplete) {
       throw new Problem({ code: "cut", detail: "The connection closed before the response was complete." });
     }
+  }
+
+  /** @param {RequestFields} request */
+  #inSession(request) {
+    this.#sequence += 1;
+    return { ...request, session: this.#sessionId, sequence: this.#sequence };
   }
 
   /**
@@ -196,7 +206,7 @@ export class Client {
       });
     if (response.ok) return response;
     const problem = await response.json().catch(() => ({ title: response.statusText }));
-    throw new Problem({ ...problem, status: response.status });
+    throw new Problem({ ...problem, status: response.status }, Number(response.headers.get("Retry-After")) || 0);
   }
 }
 

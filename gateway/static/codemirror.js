@@ -5,7 +5,8 @@ import { isolateHistory } from "@codemirror/commands";
 import { StateEffect, StateField } from "@codemirror/state";
 import { Decoration, EditorView, showTooltip, ViewPlugin, WidgetType } from "@codemirror/view";
 import { Completer, isInputMethods } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, isLeaving, SuggestionList } from "./editor_adapter.js";
+import { contextStart } from "./text.js";
 
 /** @typedef {import("@codemirror/state").EditorState} EditorState */
 /** @typedef {import("@codemirror/state").Extension} Extension */
@@ -22,6 +23,9 @@ const INPUT_TYPES = [
   { userEvent: "undo", inputType: "historyUndo" },
   { userEvent: "redo", inputType: "historyRedo" },
 ];
+
+/** What is read of the text after the caret. The server reads less of a line. */
+const MAX_AFTER_CHARS = 1000;
 
 /** @type {import("@codemirror/state").StateEffectType<View>} */
 const setView = StateEffect.define();
@@ -42,16 +46,16 @@ const completers = new WeakMap();
  * @returns {Extension}
  * @throws {TypeError} Once a view uses it: if `client` is missing and this module was not served by a Tercet server.
  */
-export function tercet({ list, show = () => {}, ...options } = {}) {
+export function tercet({ list, panel = list || undefined, show = () => {}, ...options } = {}) {
   const plugin = ViewPlugin.define((view) => new Suggestions(view, list || null, show, options), {
     provide: (self) => [
       EditorView.updateListener.of((update) => update.view.plugin(self)?.follow(update)),
       EditorView.inputHandler.of((view, from, to, text) => view.plugin(self)?.type(from, to, text) ?? false),
     ],
     eventObservers: {
-      blur() {
+      blur(event) {
         // Later, because an update that makes the editor read-only blurs it, and must end first.
-        queueMicrotask(() => this.completer.close());
+        if (isLeaving(event, panel)) queueMicrotask(() => this.completer.close());
       },
       compositionend() {
         this.followComposition();
@@ -90,11 +94,14 @@ class Suggestions {
     this.#view = view;
     this.#show = show;
     this.#list = list && new SuggestionList(list, (place) => this.completer.accept(place));
+    const caret = () => view.state.selection.main.head;
     this.completer = new Completer({
       insertsSpace: true,
       ...options,
-      context: () => view.state.sliceDoc(0, view.state.selection.main.head),
-      after: () => view.state.sliceDoc(view.state.selection.main.head),
+      // Slices: reading a whole novel at each key takes longer than drawing the key.
+      context: () => view.state.sliceDoc(contextStart(caret()), caret()),
+      position: caret,
+      after: () => view.state.sliceDoc(caret(), caret() + MAX_AFTER_CHARS),
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
       show: (shown) => this.#draw(shown),
     });
@@ -149,8 +156,12 @@ class Suggestions {
   #press(event) {
     if (event.target !== this.#view.contentDOM || !isWritableAtCaret(this.#view.state)) return;
     // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
-    const isLeaving = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
-    if (this.completer.press(event) || isLeaving) event.stopImmediatePropagation();
+    const isTabFree = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
+    if (this.completer.press(event) || isTabFree) event.stopImmediatePropagation();
+    else if (isLineBreak(event) && this.completer.type("\n")) {
+      event.preventDefault();
+      event.stopImmediatePropagation();
+    }
   }
 
   /** @param {string} text  @param {number} numReplaced */
@@ -184,6 +195,11 @@ class Suggestions {
 /** Suggestions need one caret and no selected text. @param {EditorState} state */
 function isWritableAtCaret({ readOnly, selection }) {
   return !readOnly && selection.ranges.length === 1 && selection.main.empty;
+}
+
+/** @param {KeyboardEvent} event */
+function isLineBreak(event) {
+  return event.key === "Enter" && !event.altKey && !event.ctrlKey && !event.metaKey && !isInputMethods(event);
 }
 
 /** @param {View|null} view */

@@ -10,17 +10,19 @@ import { FeedbackReports } from "./feedback_reports.js";
 import { ListTiming } from "./list_timing.js";
 import { ShownSuggestions } from "./shown_suggestions.js";
 import { DEFAULT_NUM_SUGGESTIONS, SuggestionSession } from "./suggestion_session.js";
-import { firstWord, trimContext, trimSuffix } from "./text.js";
+import { firstWord, isSameText, trimContext, trimSuffix, typedSince } from "./text.js";
 
 /** @typedef {import("./client.js").RequestFields} RequestFields */
 /** @typedef {import("./client.js").Sentence} Sentence */
 /** @typedef {import("./feedback_reports.js").Outcome} Outcome */
 /** @typedef {import("./shown_suggestions.js").Suggestion} Suggestion */
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
+/** @typedef {import("./text.js").TextBefore} TextBefore */
 
 /**
  * @typedef {"live"|"pauses"|"off"} Mode  When suggestions are requested unasked. `live`: likely next words, at every
- *   key that is not a deletion. `pauses`: ideas, when typing pauses. `off`: never.
+ *   key that is not a deletion, and one idea when the writer stands still. `pauses`: three ideas, when typing pauses.
+ *   `off`: never.
  */
 
 /**
@@ -70,11 +72,24 @@ const ENDS_WITHOUT_SPACE = /(?:\s|[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc
 const ENDS_CONVERTED =
   /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}\p{sc=Bopomofo}\u3001-\u303F\u30FC\uFF01-\uFF9F]\S*$/u;
 
+/** Of the text before the caret, enough to hold its last word. */
+const MAX_WORD_CHARS = 100;
+
 /** The name of a key that types nothing, such as `Enter`. A dead key types, together with the next key. */
 const NAMED_KEY = /^(?!Dead$)[A-Z][A-Za-z0-9]+$/;
 
-/** After a failure, unasked requests wait for this long. */
+/** After a failure, unasked requests wait for this long, unless the server says how long. */
 const RETRY_AFTER_MS = 1000;
+
+/** A request whose answer has not begun, or not gone on, for this long is cancelled. */
+const MAX_SILENCE_MS = 20_000;
+
+/**
+ * A writer who has stood still for this many times the pause of their rhythm thinks, and is shown one idea; about 1.2 s of
+ * a fast typist.
+ */
+const IDEA_PAUSES = 2.5;
+const MIN_IDEA_DELAY_MS = 1000;
 
 /** Suggestions for one text field. Only one request is in flight at a time; a newer one aborts it. */
 export class Completer {
@@ -89,38 +104,55 @@ export class Completer {
   #backoff = new Backoff();
   #debounce = new AdaptiveDebounce();
   #reports;
-  /** The suggestion that is being accepted word by word. @type {{candidate: Candidate, context: string, text: string}|null} */
+  /** The suggestion that is being accepted word by word. @type {{candidate: Candidate, before: TextBefore, text: string}|null} */
   #accepted = null;
-  /** @type {Problem|null} */
+  /** The suggestion shown as ghost text. @type {Candidate|null} */
+  #ghost = null;
+  /** Stays until a request succeeds. @type {Problem|null} */
   #problem = null;
   #retryAtMs = -Infinity;
+  /** The text for which a request failed last, or was not sent because of that. @type {TextBefore} */
+  #beforeRetry = { end: 0, text: "" };
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #retryTimer;
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #silenceTimer;
+  /** The suggestion that was ghost text until another took its place. @type {{candidate: Candidate, untilMs: number}|null} */
+  #previous = null;
   #isResponseEmpty = false;
   #isInserting = false;
   /** The next Tab belongs to the editor, to leave the field. */
   #isTabFree = false;
-  /** Text before the caret at the last edit or request. */
-  #lastContext = "";
+  /** The last key was a Tab that was handled. It may be held down. */
+  #isTabOurs = false;
+  /** At the last edit or request. @type {TextBefore} */
+  #lastBefore = { end: 0, text: "" };
   #isComposing = false;
   /** The last composition that ended was converted, for example from Latin letters to Han. */
   #convertsLetters = false;
   /** The input method's last key is one of a keyboard; the keys of a touch screen have no place on one. */
   #composesByKeyboard = false;
-  /** Text before the caret if it ends with a space that came with a suggestion. @type {string|null} */
-  #contextWithSpace = null;
+  /** The text before the caret if it ends with a space that came with a suggestion. @type {TextBefore|null} */
+  #beforeWithSpace = null;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #pauseTimer;
-  #getContext;
+  #getBefore;
   #getAfter;
   #insert;
   #show;
   #getRequestFields;
   #insertsSpace;
+  #drawsGhost;
 
   /**
    * @param {object} editor
-   * @param {() => string} editor.context  Returns all text before the caret.
-   * @param {() => string} [editor.after]  Returns the text after the caret, at least to the end of its line. Before text
-   *   on the same line nothing is suggested unasked, and what is asked for fits before it. Default: none.
+   * @param {() => string} editor.context  Returns the text before the caret. With `position`, its end is enough: what
+   *   follows `contextStart(position())` (text.js).
+   * @param {() => number} [editor.position]  Returns the caret's position in the document, in UTF-16 code units. Default:
+   *   the length of `context()`.
+   * @param {() => string} [editor.after]  Returns the text after the caret, at least to the end of its line or 1,000
+   *   characters of it. Before text on the same line nothing is suggested unasked, and what is asked for fits before it.
+   *   Default: none.
    * @param {(text: string, numReplaced: number) => void} editor.insert  Inserts text at the caret, in place of the
    *   `numReplaced` characters before it (0 or 1), as one undo step. May call `changed` synchronously.
    * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
@@ -128,24 +160,32 @@ export class Completer {
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
    * @param {Mode} [editor.mode]  Default: `live`.
    * @param {number} [editor.minUsefulness]  See the property. Default: 0.
+   * @param {boolean} [editor.drawsGhost]  The editor draws the chosen suggestion as ghost text, so that a list of it
+   *   alone would say nothing more. Default: true.
    * @param {boolean} [editor.insertsSpace]  Accepting a word also inserts a space; typing punctuation removes it. Requires
    *   that the editor calls `type`. Default: false.
    */
   constructor({
-    context, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
-    minUsefulness = 0, insertsSpace = false,
+    context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
+    minUsefulness = 0, drawsGhost = true, insertsSpace = false,
   }) {
-    this.#getContext = context;
+    this.#getBefore = () => {
+      const text = context();
+      return { end: position ? position() : text.length, text };
+    };
     this.#getAfter = after;
     this.#insert = insert;
     this.#show = show;
     this.#getRequestFields = options;
     this.#insertsSpace = insertsSpace;
+    this.#drawsGhost = drawsGhost;
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
     this.minUsefulness = minUsefulness;
-    this.#reports = new FeedbackReports(() => this.client, () => context() + after());
+    /** The editor shows all suggestions all the time, as a strip does. May be changed at any time. */
+    this.showsAll = false;
+    this.#reports = new FeedbackReports(() => this.client, () => [this.#getBefore(), after()]);
   }
 
   /**
@@ -173,8 +213,8 @@ export class Completer {
    * @returns {boolean}  True if the text was handled; the editor must not insert it.
    */
   type(text) {
-    if (this.#contextWithSpace === null || this.#contextWithSpace !== this.#getContext()) return false;
-    this.#contextWithSpace = null;
+    if (!this.#beforeWithSpace || !isSameText(this.#beforeWithSpace, this.#getBefore())) return false;
+    this.#beforeWithSpace = null;
     if (text === " ") return true;
     if (!REPLACES_SPACE.test(text)) return false;
     this.#insert(text, 1);
@@ -188,39 +228,41 @@ export class Completer {
    * @param {Change} [change]  The `input` event, for example; `{}` at the end of a composition. Default: typing.
    */
   changed({ inputType = "insertText", isComposing = false } = {}) {
-    const context = this.#getContext();
-    const isFollowed = this.#isComposing && !this.#willBeConverted(this.#lastContext);
+    const before = this.#getBefore();
+    const isFollowed = this.#isComposing && !this.#willBeConverted(this.#lastBefore.text);
     if (this.#isComposing && !isComposing) {
-      this.#convertsLetters = ENDS_CONVERTED.test(context);
+      this.#convertsLetters = ENDS_CONVERTED.test(before.text.slice(-MAX_WORD_CHARS));
       this.#composesByKeyboard = false;
     }
     this.#isComposing = isComposing;
-    if (isFollowed && context === this.#lastContext) return; // it ended, or was underlined anew, and nothing else changed
-    const isShorter = isComposing && this.#lastContext.startsWith(context);
-    const isInsertion = inputType.startsWith("insert") && !isShorter && !(isComposing && this.#willBeConverted(context));
+    if (isFollowed && isSameText(before, this.#lastBefore)) return; // it ended, or was underlined anew, and nothing else changed
+    const deleted = typedSince(before, this.#lastBefore);
+    const isShorter = Boolean(deleted) || (isComposing && deleted === "");
+    const isInsertion =
+      inputType.startsWith("insert") && !isShorter && !(isComposing && this.#willBeConverted(before.text));
     if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
     this.#list.recordKey(this.#debounce.delayMs);
-    this.#lastContext = context;
-    this.#problem = null;
+    this.#lastBefore = before;
     this.#isResponseEmpty = false;
     this.#isTabFree = false;
     this.#stopPauseTimer();
     if (this.#inFlight && !this.#inFlight.isExplicit && this.#inFlight !== this.#session) this.#abort();
+    const shown = this.#shown.chosen;
     if (isInsertion || this.#session) this.#follow();
     else this.#closeAll("ignored");
-    if (isInsertion && !this.#session) this.#requestUnasked();
+    if (isInsertion && !this.#session && !(shown?.session.isIdea && this.#shown.chosen === shown)) this.#requestUnasked();
     this.#render();
   }
 
   /** The caret may have moved. Closes the suggestions if it did, because they belong to its old position. */
   moved() {
-    if (this.#getContext() !== this.#lastContext) this.close();
+    if (!isSameText(this.#getBefore(), this.#lastBefore)) this.close();
   }
 
   /** Hide the suggestions and abort the request, for example when the editor loses focus. */
   close() {
     this.#stopPauseTimer();
-    this.#lastContext = this.#getContext();
+    this.#lastBefore = this.#getBefore();
     this.#isTabFree = false;
     this.#closeAll("ignored");
     this.#list.close();
@@ -256,7 +298,7 @@ export class Completer {
    * @param {number} [place]  Default: the chosen suggestion.
    */
   accept(place) {
-    const candidate = place === undefined ? this.#shown.chosen : this.#shown.at(place);
+    const candidate = place === undefined ? this.#readable : this.#shown.at(place);
     if (!candidate || !this.#isReadable(candidate)) return;
     this.#backoff.reset();
     const rest = this.#shown.rest(candidate);
@@ -266,7 +308,7 @@ export class Completer {
     const isWhole = candidate.sentence !== null && !candidate.isInsideWord; // while it streams, its last word may grow
     const hasSpace = isWhole && this.#needsSpaceAfter(rest);
     this.#insertText(hasSpace ? `${rest} ` : rest);
-    if (hasSpace) this.#contextWithSpace = this.#getContext();
+    if (hasSpace) this.#beforeWithSpace = this.#getBefore();
   }
 
   /** Insert the next word of the chosen suggestion. The suggestion stays open while text remains. */
@@ -286,12 +328,13 @@ export class Completer {
     const text = isSpaceNext ? `${word} ` : word;
     this.#recordAcceptance(chosen, text);
     this.#insertText(text);
-    if (isSpaceNext) this.#contextWithSpace = this.#getContext();
+    if (isSpaceNext) this.#beforeWithSpace = this.#getBefore();
   }
 
   /**
-   * Handle a `keydown` event. Tab accepts the chosen suggestion, or requests suggestions; Alt+1, Alt+2 and Alt+3 accept
-   * any; Alt+↑ and Alt+↓ choose; Alt+→ accepts a word; Alt+Enter requests; Escape dismisses. Once the writer requested or chose, Enter, ↑, ↓
+   * Handle a `keydown` event. Tab accepts the chosen suggestion; Alt+1, Alt+2 and Alt+3 accept any; Alt+↑ and Alt+↓
+   * choose; Alt+→ accepts a word; Alt+Enter and Ctrl+Space request; Escape dismisses. Tab with nothing to accept
+   * belongs to the editor, unless it is held. Once the writer requested or chose, Enter, ↑, ↓
    * and → do so without Alt. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
    * Keys of an input method, and chords that type a character in the writer's layout, belong to the editor.
    * @param {KeyboardEvent} event
@@ -302,15 +345,26 @@ export class Completer {
       this.#composesByKeyboard = event.key === "Process" || !["", "Unidentified"].includes(event.code);
       return false;
     }
+    if (event.ctrlKey && event.code === "Space" && !event.altKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      if (!event.repeat) this.request();
+      return true;
+    }
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.getModifierState?.("AltGraph")) return false;
     const isTabFree = this.#isTabFree;
     this.#isTabFree = false;
     if (event.key === "Tab" && isTabFree) return false;
+    if (event.key === "Tab" && event.repeat && this.#isTabOurs) {
+      event.preventDefault();
+      return true;
+    }
     const action = event.altKey ? this.#chordAction(event) : this.#keyAction(event.key);
     if (!action) {
       this.#isTabFree = event.key === "Escape" && !event.altKey;
+      this.#isTabOurs = false;
       return false;
     }
+    this.#isTabOurs = event.key === "Tab";
     event.preventDefault();
     if (!event.repeat || event.key === "ArrowUp" || event.key === "ArrowDown") action();
     return true;
@@ -362,7 +416,7 @@ export class Completer {
   /** @param {string} key  @returns {(() => void)|null}  Null: the key belongs to the editor. */
   #keyAction(key) {
     if (key === "Escape") return this.#isBusy ? () => this.dismiss() : null;
-    if (key === "Tab") return () => this.#pressTab();
+    if (key === "Tab") return this.#shown.candidates.length || this.#readable || this.#session ? () => this.accept() : null;
     // Suggestions that came unasked own no other plain key until the writer chose one of them.
     if (!this.#shown.candidates.length || !(this.#session?.isExplicit || this.#shown.isChosenByUser)) return null;
     switch (key) {
@@ -403,13 +457,6 @@ export class Completer {
     }
   }
 
-  #pressTab() {
-    if (this.#shown.chosen) this.accept();
-    else if (!this.#session) this.request();
-    else this.#session.isExplicit = true; // a pause sent the request just before the writer pressed Tab
-    this.#render();
-  }
-
   /** Whether there is something to dismiss: suggestions, a request, or one that is about to be sent. */
   get #isBusy() {
     return this.#shown.candidates.length > 0 || this.#inFlight !== null || this.#pauseTimer !== undefined;
@@ -419,10 +466,10 @@ export class Completer {
    * Whether what is being composed will be replaced by other letters. Touch keyboards compose every word letter by
    * letter, and it stands as it is shown. Input methods of Chinese, Japanese and Korean show their own scripts, or Latin
    * letters that a keyboard types, or that they have converted before.
-   * @param {string} context  Text before the caret.
+   * @param {string} text  Text before the caret.
    */
-  #willBeConverted(context) {
-    return this.#composesByKeyboard || this.#convertsLetters || ENDS_CONVERTED.test(context);
+  #willBeConverted(text) {
+    return this.#composesByKeyboard || this.#convertsLetters || ENDS_CONVERTED.test(text.slice(-MAX_WORD_CHARS));
   }
 
   // ---- requests ----
@@ -430,9 +477,18 @@ export class Completer {
   #requestUnasked() {
     const isLineEnd = !this.#getAfter().split("\n", 1)[0]?.trim();
     const nowMs = performance.now();
-    if (!isLineEnd || !this.#lastContext.trim() || this.#backoff.restMs(nowMs) || nowMs < this.#retryAtMs) return;
-    if (this.mode === "live") void this.#requestPredictions(this.#isInserting);
-    else if (this.mode === "pauses") this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
+    if (!isLineEnd || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
+    if (nowMs < this.#retryAtMs) {
+      this.#beforeRetry = this.#lastBefore;
+      return;
+    }
+    if (this.mode === "live") {
+      void this.#requestPredictions(this.#isInserting);
+      const delayMs = Math.max(IDEA_PAUSES * this.#debounce.delayMs, MIN_IDEA_DELAY_MS);
+      this.#thinkFor(delayMs);
+    } else if (this.mode === "pauses") {
+      this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
+    }
   }
 
   #stopPauseTimer() {
@@ -457,12 +513,36 @@ export class Completer {
       if (session !== this.#inFlight) return;
       this.#inFlight = null;
       session.applyResponse(response);
+      this.#problem = null;
       this.#shown.merge(session.candidates, Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS));
     } catch (error) {
-      if (this.#isSuperseded(session, error)) {
-        void this.#requestPredictions(isAfterAcceptance);
-        return;
-      }
+      this.#fail(session, error);
+    }
+    this.#render();
+  }
+
+  /** Request an idea if the writer stands still for so long, once a slow server has answered. @param {number} delayMs */
+  #thinkFor(delayMs) {
+    this.#pauseTimer = setTimeout(() => {
+      this.#pauseTimer = undefined;
+      if (this.#inFlight) this.#thinkFor(MIN_IDEA_DELAY_MS);
+      else void this.#requestIdea();
+    }, delayMs);
+  }
+
+  /** The writer thinks: show one idea, to the end of its clause. What is on show stays, unless the idea continues it. */
+  async #requestIdea() {
+    if (this.#session || this.#shown.isChosenByUser) return;
+    const session = this.#start({}, false);
+    session.isIdea = true;
+    try {
+      const response = await this.client.complete(session.request, session.abortController.signal);
+      if (session !== this.#inFlight) return;
+      this.#inFlight = null;
+      session.applyResponse(response);
+      this.#problem = null;
+      this.#shown.addIdea(session.candidates);
+    } catch (error) {
       this.#fail(session, error);
     }
     this.#render();
@@ -477,21 +557,18 @@ export class Completer {
     this.#closeAll("ignored");
     const session = this.#start({}, isExplicit);
     this.#session = session;
-    this.#lastContext = session.context;
-    this.#shown.follow(session.context);
-    this.#problem = null;
+    this.#lastBefore = session.before;
+    this.#shown.follow(session.before);
     this.#isResponseEmpty = false;
     this.#render();
     try {
       for await (const event of this.client.stream(session.request, session.abortController.signal)) {
         session.applyEvent(event);
+        this.#expectMore(session);
+        if (session.response) this.#problem = null;
         if (session === this.#session) this.#showProgress(session);
       }
     } catch (error) {
-      if (this.#isSuperseded(session, error)) {
-        void this.#requestIdeas(isExplicit);
-        return;
-      }
       this.#fail(session, error);
     }
     this.#reports.end(session);
@@ -505,18 +582,30 @@ export class Completer {
    */
   #start(fields, isExplicit) {
     this.#abort();
-    const context = this.#getContext();
+    const before = this.#getBefore();
     const after = this.#getAfter();
     const suffix = trimSuffix(after);
     // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
     const request = {
-      seed: randomSeed(), ...this.#getRequestFields(), ...fields, context: trimContext(context),
+      seed: randomSeed(), ...this.#getRequestFields(), ...fields, context: trimContext(before),
       // Predictions are more often what is missing before a text than ideas are.
       ...(suffix && { suffix, strategy: "predict" }),
     };
-    const session = new SuggestionSession(context, after, request, isExplicit);
+    const session = new SuggestionSession(before, after, request, isExplicit);
     this.#inFlight = this.#latest = session;
+    this.#expectMore(session);
     return session;
+  }
+
+  /** @param {SuggestionSession} session */
+  #expectMore(session) {
+    clearTimeout(this.#silenceTimer);
+    this.#silenceTimer = setTimeout(() => {
+      const detail = `The server has said nothing for ${MAX_SILENCE_MS / 1000} seconds, so the request was cancelled.`;
+      this.#fail(session, new Problem({ code: "silent", detail }));
+      session.abortController.abort();
+      this.#render();
+    }, MAX_SILENCE_MS);
   }
 
   #abort() {
@@ -528,19 +617,10 @@ export class Completer {
   #showProgress(session) {
     this.#shown.replace(session.candidates);
     if (session.response && !this.#shown.candidates.length) {
-      this.#isResponseEmpty = session.isExplicit && session.context === this.#lastContext;
+      this.#isResponseEmpty = session.isExplicit && isSameText(session.before, this.#lastBefore);
       this.#session = null;
     }
     this.#render();
-  }
-
-  /**
-   * Whether the newest request has to be sent again: an aborted one may reach the server after it and supersede it.
-   * @param {SuggestionSession} session
-   * @param {unknown} error
-   */
-  #isSuperseded(session, error) {
-    return session === this.#inFlight && error instanceof Problem && error.code === "superseded";
   }
 
   /**
@@ -548,11 +628,26 @@ export class Completer {
    * @param {unknown} error
    */
   #fail(session, error) {
-    if (session !== this.#inFlight) return; // aborted or superseded
+    if (session !== this.#inFlight) return; // aborted
     this.#inFlight = null;
     if (session === this.#session) this.#closeAll("ignored");
-    this.#retryAtMs = performance.now() + RETRY_AFTER_MS;
-    this.#problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
+    const problem = error instanceof Problem ? error : new Problem({ detail: String(error) });
+    // Requests that reach the server by two gateways may overtake each other; this is no problem of the writer's.
+    if (problem.code !== "superseded") this.#problem = problem;
+    const delayMs = problem.retryAfterS ? 1000 * problem.retryAfterS : RETRY_AFTER_MS;
+    this.#retryAtMs = performance.now() + delayMs;
+    clearTimeout(this.#retryTimer);
+    // A writer who has stopped learns that the server is back without another key.
+    this.#beforeRetry = session.before;
+    if (!session.isExplicit) this.#retryTimer = setTimeout(() => this.#retry(), delayMs);
+  }
+
+  /** Request what could not be requested, unless the writer has gone elsewhere. */
+  #retry() {
+    const isStill = isSameText(this.#beforeRetry, this.#getBefore());
+    if (!isStill || this.#inFlight || this.#shown.candidates.length) return;
+    this.#stopPauseTimer();
+    this.#requestUnasked();
   }
 
   // ---- what is shown ----
@@ -560,10 +655,10 @@ export class Completer {
   /** After an insertion: keep what agrees with the document. */
   #follow() {
     const first = this.#shown.chosen;
-    this.#shown.follow(this.#lastContext);
+    this.#shown.follow(this.#lastBefore);
     if (first && this.#shown.chosen !== first) this.#leave(first);
     if (!this.#session) return;
-    if (this.#session.agreesWith(this.#lastContext)) this.#shown.replace(this.#session.candidates);
+    if (this.#session.agreesWith(this.#lastBefore)) this.#shown.replace(this.#session.candidates);
     else this.#closeAll("ignored");
   }
 
@@ -591,18 +686,30 @@ export class Completer {
   /** @param {Candidate} candidate @param {string} text */
   #recordAcceptance(candidate, text) {
     if (this.#accepted?.candidate === candidate) this.#accepted.text += text;
-    else this.#accepted = { candidate, context: this.#getContext(), text };
+    else this.#accepted = { candidate, before: this.#getBefore(), text };
   }
 
   #reportAccepted() {
     const accepted = this.#accepted;
     this.#accepted = null;
-    if (accepted) this.#reports.report(accepted.candidate, "accepted", accepted.text, accepted.context);
+    if (accepted) this.#reports.report(accepted.candidate, "accepted", accepted.text, accepted.before);
   }
 
   /** The writer uses this order. */
   #fixOrder() {
     if (this.#session) this.#session.isOrderFixed = true;
+  }
+
+  /**
+   * What Tab accepts: the ghost text; or, if it has just changed, what stood there before, if it still agrees with the text.
+   * @returns {Candidate|null}
+   */
+  get #readable() {
+    const { chosen } = this.#shown;
+    if (chosen && this.#isReadable(chosen)) return chosen;
+    const previous = this.#previous;
+    const wasJustThere = previous && performance.now() - previous.untilMs < MIN_VISIBLE_MS;
+    return wasJustThere && this.#shown.rest(previous.candidate) ? previous.candidate : chosen;
   }
 
   /** Whether the writer can have read it. @param {Candidate} candidate */
@@ -626,12 +733,18 @@ export class Completer {
   #render() {
     const { chosen, candidates } = this.#shown;
     const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
-    const mayOpen = candidates.length > 1 && !this.#getAfter().trim(); // a list would hide the text that follows
+    const isMore = candidates.length > Number(this.#drawsGhost);
+    const mayOpen = isMore && !this.#getAfter().trim(); // a list would hide the text that follows
     this.#list.update(candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
     const nowMs = performance.now();
+    if (this.#ghost && this.#ghost !== chosen) {
+      this.#previous = this.#isReadable(this.#ghost) ? { candidate: this.#ghost, untilMs: nowMs } : null;
+    }
+    this.#ghost = chosen;
     for (const candidate of this.#session?.candidates ?? candidates) {
-      const isVisible = candidates.includes(candidate) && (candidate === chosen || this.#list.isOpen);
-      candidate.shownAtMs = isVisible ? candidate.shownAtMs ?? nowMs : null;
+      const isVisible = candidates.includes(candidate) && (candidate === chosen || this.#list.isOpen || this.showsAll);
+      const wasJustThere = candidate === this.#previous?.candidate;
+      if (!wasJustThere) candidate.shownAtMs = isVisible ? candidate.shownAtMs ?? nowMs : null;
     }
     this.#show(this.view);
   }

@@ -1,11 +1,11 @@
 // The documents in this browser: read, write, list, and which of two versions contains the other. It does not know the
 // page, nor which document is open.
 //
-// They are kept in localStorage, not in IndexedDB: it writes synchronously, so a text that is saved while the page is
-// being closed is saved when the handler returns, and it informs the other windows. It holds about five million
-// characters; what does not fit stays in memory, and `isSaved` says so.
+// They are kept in IndexedDB, which does not hold up the writer, and in memory. When the page is left, those changed since
+// are also written to localStorage, which is done when the handler returns: there, earlier versions of Tercet find them, and
+// this one what IndexedDB had no time for.
 
-import { load, names, remove, save, watch } from "./store.js";
+import { load, names, remove, save } from "./store.js";
 
 /**
  * @typedef {object} TextDocument
@@ -17,8 +17,12 @@ import { load, names, remove, save, watch } from "./store.js";
  *   writes that this version contains.
  *
  * @typedef {{start: number, end: number, scrollPx: number}} Position  Selection, and scroll position of the page.
+ *
+ * @typedef {{written: TextDocument}|{removed: string}} Message  To the other windows.
  */
 
+const NAME = "tercet";
+const STORE = "documents";
 const DOCUMENT = "document.";
 const POSITION = "position.";
 const CURRENT = "current";
@@ -32,67 +36,174 @@ const MAX_VERSIONS = 20;
 const WINDOW_ID = randomId();
 
 export class Documents {
-  /** Documents that storage refused, by id. @type {Map<string, TextDocument>} */
+  /** Null: the browser has no such storage. @type {IDBDatabase|null} */
+  #database = null;
+  /** @type {Map<string, TextDocument>} */
+  #documents = new Map();
+  /** Documents that storage does not have yet, by id: being written, or refused. @type {Map<string, TextDocument>} */
   #unsaved = new Map();
+  /** Those that storage refused. @type {Set<string>} */
+  #refused = new Set();
+  /** Written since the page was opened. @type {Set<string>} */
+  #written = new Set();
+  #channel = new BroadcastChannel(`${NAME}.${STORE}`);
+  /** @type {(document: TextDocument) => void} */
+  #onChange = () => {};
+  /** @type {() => void} */
+  #onSaved = () => {};
 
-  /** Turns the single text of earlier versions into a document. */
-  constructor() {
+  /** Read all documents. Takes over what earlier versions of the page, and this page as it was left, wrote to localStorage. */
+  async open() {
+    this.#database = await openDatabase();
+    for (const document of await this.#readAll()) this.#documents.set(document.id, document);
+    for (const name of names(DOCUMENT)) {
+      const document = load(name);
+      const known = document && this.#documents.get(document.id);
+      if (document && !(known && contains(known, document))) this.write(document);
+    }
     const text = load(SINGLE_TEXT);
-    if (!text) return;
-    const migrated = createDocument(text);
-    if (!this.write(migrated)) return;
-    remove(SINGLE_TEXT);
-    this.setCurrent(migrated.id);
+    if (text) {
+      const document = createDocument(text);
+      this.write(document);
+      this.setCurrent(document.id);
+      if (save(DOCUMENT + document.id, document)) remove(SINGLE_TEXT);
+    }
+    this.#channel.addEventListener("message", ({ data }) => this.#follow(data));
+    addEventListener("pagehide", () => this.#leave());
+  }
+
+  /**
+   * @param {object} listeners
+   * @param {(document: TextDocument) => void} listeners.changed  Called when another window has written a document.
+   * @param {() => void} listeners.saved  Called when `isSaved` may have changed.
+   */
+  watch({ changed, saved }) {
+    this.#onChange = changed;
+    this.#onSaved = saved;
   }
 
   /** All documents, the last changed first. @returns {TextDocument[]} */
   list() {
-    const ids = new Set([...names(DOCUMENT).map((name) => name.slice(DOCUMENT.length)), ...this.#unsaved.keys()]);
-    const documents = Array.from(ids, (id) => this.read(id)).filter((document) => document !== null);
-    return documents.sort((a, b) => b.changedMs - a.changedMs);
+    return Array.from(this.#documents.values()).sort((a, b) => b.changedMs - a.changedMs);
   }
 
   /** @param {string} id  @returns {TextDocument|null}  Null: there is none. */
   read(id) {
-    return this.#unsaved.get(id) ?? load(DOCUMENT + id);
+    return this.#documents.get(id) ?? null;
   }
 
   /**
-   * Store a document, in place of the stored version. If storage refuses it, it is kept until the page is closed.
+   * Store a document. A stored version that it does not contain is not replaced: it is passed to `changed`. A document that
+   * storage refuses is kept until the page is closed.
    * @param {TextDocument} document
-   * @returns {boolean}  Whether it was stored.
    */
   write(document) {
+    this.#documents.set(document.id, document);
     this.#unsaved.set(document.id, document);
-    this.#saveUnsaved();
-    return !this.#unsaved.has(document.id);
+    this.#written.add(document.id);
+    this.#channel.postMessage({ written: document });
+    void this.#saveUnsaved();
   }
 
   /** Delete a document. @param {string} id */
   remove(id) {
+    this.#documents.delete(id);
     this.#unsaved.delete(id);
+    this.#written.delete(id);
     remove(DOCUMENT + id);
     remove(POSITION + id);
-    this.#saveUnsaved();
+    this.#channel.postMessage({ removed: id });
+    void this.#transact((store) => store.delete(id)).catch(() => {});
+    void this.#saveUnsaved();
   }
 
-  #saveUnsaved() {
-    for (const [id, document] of this.#unsaved) {
-      if (save(DOCUMENT + id, document)) this.#unsaved.delete(id);
-    }
+  /** Read the stored version again, since a window that was suspended may have missed a message. @param {string} id */
+  async refresh(id) {
+    const stored = await this.#transact((store) => store.get(id)).catch(() => undefined);
+    if (stored) this.#follow({ written: stored });
   }
 
   /** Whether the browser keeps every document when the page is closed. */
   get isSaved() {
-    return this.#unsaved.size === 0;
+    return this.#refused.size === 0;
+  }
+
+  async #saveUnsaved() {
+    for (const document of Array.from(this.#unsaved.values())) {
+      const stored = await this.#put(document).catch(() => null);
+      if (this.#unsaved.get(document.id) !== document) continue; // there is a newer one, which is being written
+      if (stored === null) {
+        this.#refused.add(document.id);
+        continue;
+      }
+      this.#unsaved.delete(document.id);
+      this.#refused.delete(document.id);
+      if (stored !== document) this.#follow({ written: stored });
+    }
+    for (const id of this.#refused) if (!this.#unsaved.has(id)) this.#refused.delete(id);
+    this.#onSaved();
   }
 
   /**
-   * Call a function when another window has written a document.
-   * @param {(document: TextDocument) => void} onChange
+   * Store a document, unless a version is stored that it does not contain.
+   * @param {TextDocument} document
+   * @returns {Promise<TextDocument>}  What is stored now.
    */
-  watch(onChange) {
-    watch(DOCUMENT, (_, document) => document && onChange(document));
+  async #put(document) {
+    /** @type {TextDocument} */
+    let result = document;
+    await this.#transact((store) => {
+      const request = store.get(document.id);
+      request.addEventListener("success", () => {
+        const stored = /** @type {TextDocument|undefined} */ (request.result);
+        if (stored && !contains(document, stored) && stored.text !== document.text) result = stored;
+        else store.put(document);
+      });
+      return request;
+    });
+    return result;
+  }
+
+  /** @returns {Promise<TextDocument[]>} */
+  async #readAll() {
+    return this.#transact((store) => store.getAll()).catch(() => []);
+  }
+
+  /**
+   * Run a request in a transaction of its own.
+   * @template T
+   * @param {(store: IDBObjectStore) => IDBRequest<T>} ask
+   * @returns {Promise<T>}  Its result, once the transaction is complete.
+   * @throws {unknown} If there is no storage, or it refuses.
+   */
+  async #transact(ask) {
+    if (!this.#database) throw new Error("no storage");
+    const transaction = this.#database.transaction(STORE, "readwrite");
+    const request = ask(transaction.objectStore(STORE));
+    await new Promise((resolve, reject) => {
+      transaction.addEventListener("complete", resolve);
+      transaction.addEventListener("abort", () => reject(transaction.error));
+    });
+    return request.result;
+  }
+
+  /** @param {Message} message  Of another window. */
+  #follow(message) {
+    if ("removed" in message) {
+      this.#documents.delete(message.removed);
+      return;
+    }
+    const { written } = message;
+    const known = this.#documents.get(written.id);
+    if (!known || !contains(known, written)) this.#documents.set(written.id, written);
+    this.#onChange(written);
+  }
+
+  #leave() {
+    for (const id of this.#written) {
+      const document = this.#documents.get(id);
+      if (document) save(DOCUMENT + id, document);
+    }
   }
 
   /** The document to open: this tab's last one, else the one opened last in any tab. @returns {TextDocument|null} */
@@ -180,4 +291,18 @@ export function titleOf({ text, isCopy }) {
 
 function randomId() {
   return Array.from(crypto.getRandomValues(new Uint32Array(2)), (number) => number.toString(36)).join("");
+}
+
+/** @returns {Promise<IDBDatabase|null>}  Null: the browser refuses. */
+function openDatabase() {
+  return new Promise((resolve) => {
+    try {
+      const request = indexedDB.open(NAME, 1);
+      request.addEventListener("upgradeneeded", () => request.result.createObjectStore(STORE, { keyPath: "id" }));
+      request.addEventListener("success", () => resolve(request.result));
+      request.addEventListener("error", () => resolve(null));
+    } catch {
+      resolve(null);
+    }
+  });
 }

@@ -3,7 +3,9 @@
 
 import { createElement, setText } from "./dom.js";
 import { createDocument, titleOf } from "./documents.js";
-import { acceptDroppedFiles, downloadText, FileProblem, readTextFile } from "./text_files.js";
+import {
+  acceptDroppedFiles, canSaveToDisk, downloadText, FileProblem, pickFile, readTextFile, writeTextFile,
+} from "./text_files.js";
 
 /** @typedef {import("./documents.js").TextDocument} TextDocument */
 
@@ -13,26 +15,31 @@ export class DocumentsPopover {
   #list;
   #documents;
   #openDocument;
-  #textarea;
+  #editor;
   #notice;
+  #clear;
+  /** Files on disk that documents were saved to, by the documents' ids. @type {Map<string, FileSystemFileHandle>} */
+  #files = new Map();
 
   /**
    * @param {object} options
    * @param {HTMLElement} options.popover
    * @param {HTMLElement} options.button  Opens the popover; shows the current document's title.
-   * @param {HTMLTextAreaElement} options.textarea
+   * @param {import("./text_editor.js").TextEditor} options.editor
    * @param {import("./documents.js").Documents} options.documents
    * @param {import("./open_document.js").OpenDocument} options.openDocument
    * @param {import("./notice.js").Notice} options.notice
+   * @param {() => void} options.clear  Clears the current document.
    */
-  constructor({ popover, button, textarea, documents, openDocument, notice }) {
+  constructor({ popover, button, editor, documents, openDocument, notice, clear }) {
     this.#popover = popover;
     this.#button = button;
     this.#list = /** @type {HTMLUListElement} */ (popover.querySelector("ul"));
-    this.#textarea = textarea;
+    this.#editor = editor;
     this.#documents = documents;
     this.#openDocument = openDocument;
     this.#notice = notice;
+    this.#clear = clear;
     this.#addListeners();
   }
 
@@ -47,7 +54,27 @@ export class DocumentsPopover {
 
   /** Download the current document. @param {"md"|"txt"} extension */
   download(extension) {
-    downloadText(this.#textarea.value, titleOf(this.#openDocument.document), extension);
+    downloadText(this.#editor.text, titleOf(this.#openDocument.document), extension);
+  }
+
+  /** Save the current document to a file on disk: the one that it was saved to before, or one that the writer picks. */
+  async saveToDisk() {
+    if (!canSaveToDisk()) {
+      this.download("md");
+      return;
+    }
+    this.#openDocument.save(); // its first line is its title
+    const { document } = this.#openDocument;
+    try {
+      const file = this.#files.get(document.id) ?? (await pickFile(titleOf(document)));
+      if (!file) return;
+      await writeTextFile(file, this.#editor.text);
+      this.#files.set(document.id, file);
+      this.#notice.show(`Saved to “${file.name}”.`);
+    } catch (error) {
+      if (!(error instanceof FileProblem)) throw error;
+      this.#notice.show(error.message);
+    }
   }
 
   #addListeners() {
@@ -68,7 +95,11 @@ export class DocumentsPopover {
       if (button?.value === "new") this.#open(createDocument(""));
       else if (button?.value === "pick") file.click();
       else if (button?.value === "md" || button?.value === "txt") this.download(button.value);
-      else if (button?.value === "delete" && id) this.#delete(id);
+      else if (button?.value === "disk") void this.saveToDisk();
+      else if (button?.value === "clear") {
+        this.#popover.hidePopover();
+        this.#clear();
+      } else if (button?.value === "delete" && id) this.#delete(id);
       else if (button?.value === "open" && id) this.#openById(id);
     });
   }
@@ -84,7 +115,8 @@ export class DocumentsPopover {
   #open(document) {
     this.#openDocument.open(document);
     this.#popover.hidePopover();
-    this.#textarea.focus(); // scrolls to the caret
+    this.#editor.focus();
+    this.#editor.showCaret();
   }
 
   /** @param {string} id */
@@ -138,8 +170,8 @@ function renderItem(document, isCurrent) {
   open.type = "button";
   open.value = "open";
   if (isCurrent) open.ariaCurrent = "true";
-  const numWords = document.text.split(/\s+/).filter(Boolean).length;
-  const words = `${numWords.toLocaleString()} ${numWords === 1 ? "word" : "words"}`;
+  const number = numWords(document.text);
+  const words = `${number.toLocaleString()} ${number === 1 ? "word" : "words"}`;
   open.append(createElement("span", "changed", `${formatTime(document.changedMs)}, ${words}`));
   const remove = /** @type {HTMLButtonElement} */ (createElement("button", "", "Delete"));
   remove.type = "button";
@@ -147,6 +179,13 @@ function renderItem(document, isCurrent) {
   remove.ariaLabel = `Delete ${title}`;
   item.append(open, remove);
   return item;
+}
+
+/** @param {string} text */
+export function numWords(text) {
+  let number = 0;
+  for (const words = /\S+/g; words.test(text);) number += 1; // without a list of all of them
+  return number;
 }
 
 /** @param {number} timeMs  @returns {string}  The time of a change today, else its date. */

@@ -1,8 +1,8 @@
 // Helpers for text nodes. They do not know what the page shows.
 
 /**
- * Set an element's text in place. Chromium ends the typing undo step whenever nodes are inserted or removed, and would
- * then undo letter by letter; changing the data of an existing text node keeps the step.
+ * Set an element's text in place: an element that has it already is not changed, so that it is neither laid out nor
+ * announced again.
  * @param {Element} element  Contains a single text node, or nothing.
  * @param {string} text
  */

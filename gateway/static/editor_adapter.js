@@ -7,11 +7,12 @@
 /**
  * @typedef {object} DisplayOptions
  * @property {HTMLElement|false} [list]  Filled with the suggestions; false: no list. Default: a list at the caret.
+ * @property {HTMLElement} [panel]  The suggestions stay while the focus is in it. Default: the list.
  * @property {(view: View) => void} [show]  Also called after every change, for other displays.
  *
  * @typedef {ConstructorParameters<typeof import("./completer.js").Completer>[0]} CompleterOptions
  *
- * @typedef {Omit<CompleterOptions, "context"|"after"|"insert"|"show"> & DisplayOptions} Options
+ * @typedef {Omit<CompleterOptions, "context"|"position"|"after"|"insert"|"show"> & DisplayOptions} Options
  *   `Completer`'s options, except for those that the adapter provides.
  */
 
@@ -48,6 +49,17 @@ export function adoptStyles(node) {
     styleSheets.set(owner, styleSheet);
   }
   if (!root.adoptedStyleSheets.includes(styleSheet)) root.adoptedStyleSheets.push(styleSheet);
+}
+
+/**
+ * Whether a `blur` event means that the writer has left the editor, so that its suggestions close. Another window may have
+ * the focus for a moment; the suggestions are still there when the writer comes back.
+ * @param {FocusEvent} event
+ * @param {HTMLElement} [panel]  Belongs to the editor.
+ */
+export function isLeaving({ relatedTarget }, panel) {
+  const isFocusInside = relatedTarget instanceof Node && panel?.contains(relatedTarget);
+  return !isFocusInside && !document.hidden && document.hasFocus();
 }
 
 /**

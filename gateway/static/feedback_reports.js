@@ -1,15 +1,24 @@
 // Reports what the writer did with suggestions, and later how much of an accepted one is still in the document.
 // It does not know which suggestions are shown.
 
+import { typedSince } from "./text.js";
+
 /** @typedef {import("./client.js").Client} Client */
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./suggestion_session.js").SuggestionSession} SuggestionSession */
+/** @typedef {import("./text.js").TextBefore} TextBefore */
 /** @typedef {"accepted"|"rejected"|"ignored"} Outcome */
 
 /** An accepted text counts as kept as far as it is in the document after this time, or when the editor is closed. */
 const KEPT_AFTER_MS = 15_000;
 
-/** @typedef {{id: string, index: number, context: string, text: string}} Acceptance  `context`: what was before it. */
+/**
+ * @typedef {object} Acceptance
+ * @property {string} id
+ * @property {number} index
+ * @property {TextBefore} before  What was before the text.
+ * @property {string} text
+ */
 
 export class FeedbackReports {
   /** Outcomes of requests whose response is not complete. @type {Map<SuggestionSession, () => void>} */
@@ -25,7 +34,7 @@ export class FeedbackReports {
 
   /**
    * @param {() => Client} getClient
-   * @param {() => string} getText  Returns the document.
+   * @param {() => [TextBefore, string]} getText  Returns the text before the caret and some of the text after it.
    */
   constructor(getClient, getText) {
     this.#getClient = getClient;
@@ -37,13 +46,13 @@ export class FeedbackReports {
    * @param {Candidate} candidate  The suggestion that was used, or shown first.
    * @param {Outcome} outcome
    * @param {string} [text]  What was inserted of it.
-   * @param {string} [context]  Everything before that.
+   * @param {TextBefore} [before]  What was before that.
    */
-  report(candidate, outcome, text = "", context = "") {
+  report(candidate, outcome, text = "", before = { end: 0, text: "" }) {
     const { session } = candidate;
     if (this.#reported.has(session)) return;
     this.#reported.add(session);
-    const send = () => this.#send(candidate, outcome, text, context);
+    const send = () => this.#send(candidate, outcome, text, before);
     if (session.response) send();
     else this.#waiting.set(session, send);
   }
@@ -58,20 +67,25 @@ export class FeedbackReports {
   flush() {
     clearTimeout(this.#timer);
     this.#timer = undefined;
-    const document = this.#getText();
-    for (const { id, index, context, text } of this.#acceptances.splice(0)) {
-      const kept = document.startsWith(context) ? numEqualChars(document.slice(context.length), text) : 0;
+    const [{ end, text: textBefore }, after] = this.#getText();
+    const around = textBefore + after;
+    const startsAt = end - textBefore.length;
+    for (const { id, index, before, text } of this.#acceptances.splice(0)) {
+      const start = before.end - startsAt;
+      if (start < 0 || start > around.length) continue; // the writer is elsewhere
+      const isFollowed = typedSince(before, { end: before.end, text: around.slice(0, start) }) !== null;
+      const kept = isFollowed ? numEqualChars(around.slice(start), text) : 0;
       void this.#getClient().feedback(id, index, "accepted", text.length, kept);
     }
   }
 
-  /** @param {Candidate} candidate @param {Outcome} outcome @param {string} text @param {string} context */
-  #send({ session: { response }, sentence }, outcome, text, context) {
+  /** @param {Candidate} candidate @param {Outcome} outcome @param {string} text @param {TextBefore} before */
+  #send({ session: { response }, sentence }, outcome, text, before) {
     const index = response?.sentences.findIndex(({ seed }) => seed === sentence?.seed) ?? -1;
     if (!response || index < 0) return;
     void this.#getClient().feedback(response.id, index, outcome, text.length);
     if (outcome !== "accepted") return;
-    this.#acceptances.push({ id: response.id, index, context, text });
+    this.#acceptances.push({ id: response.id, index, before, text });
     this.#timer ??= setTimeout(() => this.flush(), KEPT_AFTER_MS);
   }
 }

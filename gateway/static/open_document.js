@@ -1,4 +1,4 @@
-// The document in the textarea: loads, saves and restores it, and follows the changes of other windows. It does not
+// The document in the editor: loads, saves and restores it, and follows the changes of other windows. It does not
 // know the list of documents, nor what the page shows of them.
 //
 // No version is ever overwritten by a window that has not seen it. If two windows change a document at the same time,
@@ -15,37 +15,33 @@ const MAX_IDLE_WAIT_MS = 600;
 
 export class OpenDocument {
   #documents;
-  #textarea;
-  #replaceText;
+  #editor;
   #show;
   #notify;
   /** @type {TextDocument} */
   #document = createDocument("");
-  /** Whether the textarea may differ from it. */
+  /** Whether the editor's text may differ from it. */
   #isChanged = false;
   #isSaveScheduled = false;
-  #isReplacing = false;
 
   /**
    * @param {object} options
    * @param {Documents} options.documents
-   * @param {HTMLTextAreaElement} options.textarea
-   * @param {(text: string) => void} options.replaceText  Replaces the textarea's text. May call `changed`.
+   * @param {import("./text_editor.js").TextEditor} options.editor
    * @param {() => void} options.show  Called after another document was opened, and after each save.
    * @param {(message: string) => void} options.notify  Shows a message to the writer.
    */
-  constructor({ documents, textarea, replaceText, show, notify }) {
+  constructor({ documents, editor, show, notify }) {
     this.#documents = documents;
-    this.#textarea = textarea;
-    this.#replaceText = replaceText;
+    this.#editor = editor;
     this.#show = show;
     this.#notify = notify;
-    documents.watch((document) => this.#receive(document));
+    documents.watch({ changed: (document) => this.#receive(document), saved: show });
     addEventListener("pagehide", () => this.save());
     // A window in the background may have been suspended while another one wrote.
     addEventListener("focus", () => this.#catchUp());
     document.addEventListener("visibilitychange", () => (document.hidden ? this.save() : this.#catchUp()));
-    textarea.addEventListener("blur", () => this.#isReplacing || this.save());
+    editor.view.contentDOM.addEventListener("blur", () => this.save());
     addEventListener("beforeunload", (event) => {
       this.save();
       if (!documents.isSaved) event.preventDefault(); // the browser asks whether to leave
@@ -83,25 +79,9 @@ export class OpenDocument {
     }, SAVE_DELAY_MS);
   }
 
-  /**
-   * Replace the whole text, and forget the undo steps of the previous one: applied to another text, they would garble it.
-   * @param {string} text
-   */
-  replaceText(text) {
-    const textarea = this.#textarea;
-    const isFocused = document.activeElement === textarea;
-    const { parentNode, nextSibling } = textarea;
-    this.#isReplacing = true; // the textarea loses the focus, with the caret of the previous text
-    textarea.remove(); // browsers keep the undo steps of an element until it is removed
-    parentNode?.insertBefore(textarea, nextSibling);
-    this.#isReplacing = false;
-    this.#replaceText(text);
-    if (isFocused) textarea.focus();
-  }
-
   /** Save the text, if it has changed, and the caret. */
   save() {
-    const { selectionStart, selectionEnd, value } = this.#textarea;
+    const { text: value } = this.#editor;
     if (this.#isChanged && value === this.#document.text) this.#isChanged = false;
     if (this.#isChanged) {
       const stored = this.#documents.read(this.#document.id);
@@ -109,44 +89,40 @@ export class OpenDocument {
       else this.#write(changeText(this.#document, value));
     }
     if (!this.#document.text) return;
-    const position = { start: selectionStart, end: selectionEnd, scrollPx: Math.round(scrollY) };
+    const [start, end] = this.#editor.selection;
+    const position = { start, end, scrollPx: Math.round(scrollY) };
     this.#documents.writePosition(this.#document.id, position);
   }
 
   /** Read the stored version, if it is newer: its events may have been missed. */
   #catchUp() {
-    const stored = this.#documents.read(this.#document.id);
-    if (stored) this.#receive(stored);
+    void this.#documents.refresh(this.#document.id);
   }
 
   /** Another window has written a version. @param {TextDocument} document */
   #receive(document) {
     if (document.id !== this.#document.id || contains(this.#document, document)) return;
     const isNewer = contains(document, this.#document);
-    if (document.text === this.#textarea.value || (isNewer && !this.#isChanged)) this.#follow(document);
-    else if (isNewer || this.#document.changedMs <= document.changedMs) this.#continueInCopy();
+    if (document.text === this.#editor.text || (isNewer && !this.#isChanged)) this.#follow(document);
+    else if (isNewer || isLater(document, this.#document)) this.#continueInCopy();
     else {
       // Both wrote before they saw the other's version. The other window decides likewise, and continues in a copy.
-      this.#write(changeText(mergeVersions(this.#document, document), this.#textarea.value));
+      this.#write(changeText(mergeVersions(this.#document, document), this.#editor.text));
     }
   }
 
   /** @param {TextDocument} document */
   #follow(document) {
-    const { selectionStart, selectionEnd, value } = this.#textarea;
+    const { selection, text } = this.#editor;
     this.#document = document;
-    if (document.text !== value) {
-      this.replaceText(document.text);
-      const [start, end] = moveOffsets([selectionStart, selectionEnd], value, document.text);
-      this.#textarea.setSelectionRange(start, end);
-    }
+    if (document.text !== text) this.#editor.replace(document.text, moveOffsets(selection, text, document.text));
     this.#isChanged = false;
     this.#show();
   }
 
   /** The stored version remains as it is; this window's text becomes a document of its own. */
   #continueInCopy() {
-    this.#write({ ...createDocument(this.#textarea.value), isCopy: true });
+    this.#write({ ...createDocument(this.#editor.text), isCopy: true });
     this.#notify(`Another window changed this document too. Both versions are kept; this one is “${titleOf(this.#document)}”.`);
   }
 
@@ -159,12 +135,11 @@ export class OpenDocument {
     this.#show();
   }
 
-  /** Show the document in the textarea, with its caret where it was. */
+  /** Show the document in the editor, with its caret where it was. */
   #load() {
     const { id, text } = this.#document;
     const position = this.#documents.readPosition(id);
-    this.replaceText(text);
-    this.#textarea.setSelectionRange(position?.start ?? text.length, position?.end ?? text.length);
+    this.#editor.replace(text, [position?.start ?? text.length, position?.end ?? text.length]);
     this.#isChanged = false;
     this.#documents.setCurrent(id);
     this.#show();
@@ -173,16 +148,28 @@ export class OpenDocument {
 }
 
 /**
+ * Of two versions that do not contain each other, which one keeps the document: the later one, the same in all windows.
+ * @param {TextDocument} one
+ * @param {TextDocument} other
+ */
+function isLater(one, other) {
+  return one.changedMs > other.changedMs || (one.changedMs === other.changedMs && one.text > other.text);
+}
+
+/**
  * Offsets in a text that was changed in one place. An offset after the change, or at the end of the text, moves with what
  * follows it.
- * @param {number[]} offsets
+ * @param {[number, number]} offsets
  * @param {string} before
  * @param {string} after
- * @returns {number[]}
+ * @returns {[number, number]}
  */
 function moveOffsets(offsets, before, after) {
   let numSame = 0; // characters at the end
   const maxSame = Math.min(before.length, after.length);
   while (numSame < maxSame && before.at(-1 - numSame) === after.at(-1 - numSame)) numSame += 1;
-  return offsets.map((offset) => (before.length - offset <= numSame ? offset + after.length - before.length : offset));
+  const [start, end] = offsets.map((offset) =>
+    before.length - offset <= numSame ? offset + after.length - before.length : offset,
+  );
+  return [start, end];
 }

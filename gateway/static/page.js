@@ -1,18 +1,22 @@
-// The page: connects the textarea, the suggestion panel, the settings and the completer, and shows the status line.
+// The page: connects the editor, the suggestion panel, the settings and the completer, and shows the status line.
 // The other modules do not know each other; everything that involves two of them is here.
 
+import { undo } from "@codemirror/commands";
+import { openSearchPanel } from "@codemirror/search";
+import { EditorView } from "@codemirror/view";
+import { completerOf, tercet } from "./codemirror.js";
 import { Documents } from "./documents.js";
-import { DocumentsPopover } from "./documents_popover.js";
+import { DocumentsPopover, numWords } from "./documents_popover.js";
 import { createElement, setText } from "./dom.js";
 import { KeyField } from "./key_field.js";
-import { MirroredTextarea } from "./mirrored_textarea.js";
 import { Notice } from "./notice.js";
 import { OpenDocument } from "./open_document.js";
 import { SavedKeystrokes } from "./saved_keystrokes.js";
 import { ServerStatus } from "./server_status.js";
 import { Settings } from "./settings.js";
 import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
-import { attachTextarea, Client, textBefore } from "./tercet.js";
+import { Client } from "./tercet.js";
+import { TextEditor } from "./text_editor.js";
 
 /** @typedef {import("./tercet.js").View} View */
 
@@ -22,13 +26,35 @@ const NUM_LIKELIEST = 3;
 const MARGIN_ABOVE_PX = 120;
 /** Scrolling keeps this much visible below the caret, so that a list that opens unasked needs no scrolling. */
 const MARGIN_BELOW_PX = 190;
+/** Height of the status line. */
+const STATUS_PX = 48;
 /** Space between the panel and the status line. */
 const MARGIN_STATUS_PX = 16;
+/** Of the text before the caret, enough to hold the word that a suggestion completes. */
+const MAX_WORD_CHARS = 100;
+/** The element that has the text. */
+const TEXT_ATTRIBUTES = {
+  "id": "text",
+  "aria-label": "Text",
+  "aria-autocomplete": "both",
+  "aria-controls": "suggestions",
+  "aria-describedby": "hint",
+  "autocapitalize": "sentences",
+  "autocorrect": "on",
+  "spellcheck": "true",
+  "writingsuggestions": "false", // the browser's own inline predictions
+};
+const HINT = "Start writing. Likely words appear as you type, and an idea when you pause.";
+/** Gestures on the strip. */
+const LONG_PRESS_MS = 400;
+const SWIPE_PX = 24;
+/** Words are counted once the writer has stood still for this long: in a novel it takes some milliseconds. */
+const COUNT_DELAY_MS = 700;
 /**
  * Live suggestions expected to save fewer keystrokes are held back, by eagerness.
  * @type {Record<string, number>}
  */
-const MIN_USEFULNESS = { eager: 0, normal: 1, quiet: 2 };
+const MIN_USEFULNESS = { eager: 0, normal: 2, quiet: 3 };
 
 /**
  * @template {HTMLElement} T
@@ -43,47 +69,55 @@ function find(id, type) {
   return element;
 }
 
-const textarea = find("text", HTMLTextAreaElement);
 const container = find("editor", HTMLDivElement);
 const panelElement = find("panel", HTMLDivElement);
-const editor = new MirroredTextarea(container, textarea, find("mirror", HTMLDivElement));
 const panel = new SuggestionPanel(panelElement);
 const settings = new Settings(find("settings", HTMLFormElement), applySettings);
 const keyField = new KeyField(find("key-form", HTMLFormElement), find("key-note", HTMLElement), applyKey, useKey);
 const client = new Client({ key: keyField.key });
-textarea.addEventListener("keydown", handleKey); // before the completer does
-const { completer } = attachTextarea(textarea, {
-  client,
-  panel: container,
-  insert: insertSuggestion,
-  show: showView,
-  options: () => settings.requestFields,
+/** The suggestions are a strip of chips on touch screens. */
+const touch = matchMedia("(pointer: coarse)");
+const savedKeystrokes = new SavedKeystrokes(showSavedKeys);
+/** Keys pressed to use the current suggestions, subtracted from the characters that they insert. */
+let numSpentKeys = 0;
+container.addEventListener("keydown", handleKey, { capture: true }); // before the completer does
+const editor = new TextEditor(container, {
+  attributes: TEXT_ATTRIBUTES,
+  hint: HINT,
+  margins: () => ({
+    top: Math.min(MARGIN_ABOVE_PX, innerHeight / 4),
+    bottom: Math.min(MARGIN_BELOW_PX, innerHeight / 4) + STATUS_PX,
+  }),
+  changed: handleChange,
+  extensions: [
+    tercet({ client, list: false, panel: container, show: showView, options: () => settings.requestFields }),
+    savedKeystrokes.extension(takeSpentKeys),
+    EditorView.updateListener.of(({ transactions }) => transactions.forEach(announceAcceptance)),
+  ],
 });
+const completer = /** @type {import("./tercet.js").Completer} */ (completerOf(editor.view));
 const documents = new Documents();
 const notice = new Notice(find("notice", HTMLDivElement), announce);
 const openDocument = new OpenDocument({
   documents,
-  textarea,
-  replaceText: (text) => editor.replace(text),
+  editor,
   show: showDocument,
   notify: (message) => notice.show(message),
 });
 const documentsPopover = new DocumentsPopover({
   popover: find("documents", HTMLElement),
   button: find("current-document", HTMLButtonElement),
-  textarea,
+  editor,
   documents,
   openDocument,
   notice,
+  clear: clearText,
 });
-const savedKeystrokes = new SavedKeystrokes(textarea, showSavedKeys);
 const server = new ServerStatus(client, showServer);
 
 /** The view shown last. @type {View} */
 let currentView = completer.view;
 let areDetailsOpen = false;
-/** Keys pressed to use the current suggestions, subtracted from the characters that they insert. */
-let numSpentKeys = 0;
 
 // ---- suggestions ----
 
@@ -92,52 +126,55 @@ function showView(view) {
   const previous = currentView;
   currentView = view;
   const becameReady = view.status === "ready" && previous.status !== "ready";
-  panel.show(view, textBefore(textarea));
+  panel.show(view, editor.textBefore(MAX_WORD_CHARS), touch.matches);
+  container.classList.toggle("is-text-below", Boolean(view.chosen) && editor.textAfter === "below");
   if (becameReady && !view.isChosenByUser) panel.resetPosition();
-  renderAtCaret();
   // Unasked suggestions must neither scroll the page nor make a screen reader interrupt the typing.
   const isAnnounced = panel.isOpen && (view.isExplicit || view.isChosenByUser);
-  if (isAnnounced) scrollToCaret();
-  if (isAnnounced) textarea.setAttribute("aria-activedescendant", panel.chosenId);
-  else textarea.removeAttribute("aria-activedescendant");
+  placePanel(isAnnounced);
+  if (isAnnounced) editor.view.contentDOM.setAttribute("aria-activedescendant", panel.chosenId);
+  else editor.view.contentDOM.removeAttribute("aria-activedescendant");
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
   showProgress();
   if (view.problem?.code === "unreachable" && view.problem !== previous.problem) server.reportUnreachable();
   if (view.status === "streaming" || becameReady) server.reportReachable();
   if (becameReady) {
     showKeyProblem("");
-    if (view.isExplicit) announceSuggestions();
   }
   if (view.status === "empty" && previous.status !== "empty") {
-    announce("No suggestions: the model predicts the end of the text.");
+    announce(`No suggestions: ${describeEmpty()}.`);
   }
   if (view.problem && view.problem !== previous.problem) showProblem(view.problem);
 }
 
-/** Draw the ghost text at the caret and the panel below it. */
-function renderAtCaret() {
-  editor.render(currentView.chosen?.rest ?? "");
-  if (panel.isOpen) panel.placeAt(editor.caretBottom);
+/**
+ * Place the panel below the ghost text. While text follows, it is docked above the status line: what is suggested is read
+ * in its place, and must not be hidden.
+ * @param {boolean} isScrolled  Scroll to make room for it.
+ */
+function placePanel(isScrolled) {
+  if (!panel.isOpen) return;
+  panelElement.classList.toggle("is-docked", editor.textAfter !== "none");
+  editor.measureCaret((caretBottomPx) => {
+    const caretTop = caretBottomPx - container.getBoundingClientRect().top;
+    panel.placeAt(caretTop);
+    if (isScrolled) scrollToPanel(caretTop);
+  });
 }
 
-/** Scroll down until the caret's line and the room for the panel, or the panel itself, are above the status line. */
-function scrollToCaret() {
-  const caretBottom = container.getBoundingClientRect().top + editor.caretBottom;
-  const panelBottom = panel.isOpen && !isDocked() ? panelElement.getBoundingClientRect().bottom : 0;
-  const bottom = Math.max(panelBottom, caretBottom + MARGIN_BELOW_PX);
-  const hiddenPx = bottom - find("suggest", HTMLButtonElement).getBoundingClientRect().top + MARGIN_STATUS_PX;
+/** Scroll down until the panel is above the status line. @param {number} caretBottomPx  From the container's top. */
+function scrollToPanel(caretBottomPx) {
+  if (isDocked()) return;
+  const caretBottom = container.getBoundingClientRect().top + caretBottomPx;
+  const hiddenPx =
+    panelElement.getBoundingClientRect().bottom + MARGIN_STATUS_PX - find("suggest", HTMLButtonElement).getBoundingClientRect().top;
   const maxScrollPx = caretBottom - MARGIN_ABOVE_PX; // the caret stays visible even if the panel does not fit
   if (hiddenPx > 0 && maxScrollPx > 0) scrollBy({ top: Math.min(hiddenPx, maxScrollPx) });
 }
 
-/** Whether the panel is docked above the status line, as on touch screens (style.css). */
+/** Whether the panel is docked above the status line (style.css). */
 function isDocked() {
   return getComputedStyle(panelElement).position === "fixed";
-}
-
-function announceSuggestions() {
-  const { suggestions, chosen } = currentView;
-  announce(`${suggestions.length} ${suggestions.length === 1 ? "suggestion" : "suggestions"}: ${chosen?.rest ?? ""}`);
 }
 
 /** Write a message to the live region, which only screen readers present. @param {string} message */
@@ -151,12 +188,18 @@ function showProgress() {
   // Whether the server responds is said by `showServer` alone.
   const message = problem && problem.code !== "unreachable" ? describe(problem) : "";
   output.classList.toggle("is-problem", Boolean(message));
-  if (status === "waiting" || status === "streaming") setText(output, "…");
-  else if (restMs && !message) setText(output, `suggestions rest for ${Math.ceil(restMs / 1000)} s`);
-  else if (status === "empty") setText(output, "the model predicts the end of the text");
-  else setText(output, message);
+  find("server", HTMLSpanElement).hidden = Boolean(message); // it is not ready, whatever its health check says
+  if (message) setText(output, message);
+  else if (status === "waiting" || status === "streaming") setText(output, "…");
+  else if (restMs) setText(output, `suggestions rest for ${Math.ceil(restMs / 1000)} s`);
+  else if (status === "empty") setText(output, describeEmpty());
+  else setText(output, "");
   const isComplete = totalMs !== null && status !== "waiting" && status !== "streaming";
   setText(find("latency", HTMLSpanElement), isComplete ? `${Math.round(totalMs).toLocaleString()} ms` : "…");
+}
+
+function describeEmpty() {
+  return editor.textAfter === "line" ? "nothing fits here" : "the model predicts the end of the text";
 }
 
 /** @param {import("./tercet.js").Problem} problem */
@@ -165,7 +208,7 @@ function showProblem(problem) {
   if (problem.status === 401) showKeyProblem(describe(problem));
 }
 
-/** @param {import("./tercet.js").Problem} problem  @returns {string} */
+/** @param {import("./tercet.js").Problem} problem  @returns {string}  What it is, and what to do. */
 function describe(problem) {
   if (problem.status !== 401) return problem.message;
   return client.key ? "The server rejected this API key." : "This server requires an API key.";
@@ -180,7 +223,18 @@ function showKeyProblem(message) {
 /** @param {number} number */
 function showSavedKeys(number) {
   const unit = number === 1 ? "keystroke" : "keystrokes";
-  setText(find("saved", HTMLSpanElement), `${number.toLocaleString()} ${unit} saved`);
+  setText(find("saved", HTMLSpanElement), `${number.toLocaleString()} ${unit}`);
+}
+
+/** @type {ReturnType<typeof setTimeout>|undefined} */
+let countTimer;
+
+function countLater() {
+  clearTimeout(countTimer);
+  countTimer = setTimeout(() => {
+    const number = numWords(editor.text);
+    setText(find("word-count", HTMLSpanElement), `${number.toLocaleString()} ${number === 1 ? "word" : "words"}`);
+  }, COUNT_DELAY_MS);
 }
 
 async function showDetails() {
@@ -194,21 +248,30 @@ async function showDetails() {
   if (chosen !== currentView.chosen?.sentence || !areDetailsOpen) return; // changed during the request
   if (sentence) panel.showDetails(renderDetails(sentence));
   else panel.showDetails([createElement("p", "statistics", "No details are available for this suggestion.")]);
-  renderAtCaret();
-  scrollToCaret();
+  placePanel(true);
 }
 
 // ---- actions ----
 
-/** @param {string} text @param {number} numReplaced */
-function insertSuggestion(text, numReplaced) {
-  if (numReplaced) {
-    editor.insert(text, numReplaced); // typed punctuation in place of a space
-    return;
-  }
-  savedKeystrokes.record(() => editor.insert(text, 0), Math.max(0, text.length - numSpentKeys));
+function takeSpentKeys() {
+  const num = numSpentKeys;
   numSpentKeys = 0;
-  announce(`Accepted: ${text}`);
+  return num;
+}
+
+/** @param {import("@codemirror/state").Transaction} transaction */
+function announceAcceptance(transaction) {
+  if (!transaction.isUserEvent("input.complete")) return;
+  transaction.changes.iterChanges((from, to, _, __, inserted) => {
+    if (from === to) announce(`Accepted: ${inserted.toString()}`); // else punctuation in place of a space
+  });
+}
+
+/** Show nothing but the text, until the pointer or the focus is at the top or bottom. */
+function toggleFocusMode() {
+  const isOn = document.body.classList.toggle("is-focus-mode");
+  find("focus-mode", HTMLButtonElement).ariaPressed = String(isOn);
+  editor.focus();
 }
 
 function toggleDetails() {
@@ -220,37 +283,43 @@ function applySettings() {
   const { eagerness } = settings;
   completer.mode = eagerness === "pauses" || eagerness === "off" ? eagerness : "live";
   completer.minUsefulness = MIN_USEFULNESS[eagerness] ?? 0;
+  completer.showsAll = touch.matches;
   completer.close();
 }
 
 function dismiss() {
-  textarea.focus();
+  editor.focus();
   completer.dismiss();
   announce("Dismissed.");
 }
 
 /** @param {KeyboardEvent} event */
 function handleKey(event) {
+  if (event.target !== editor.view.contentDOM) return;
   const isDetailsKey = (event.ctrlKey || event.metaKey) && !event.altKey && event.key.toLowerCase() === "i";
   if (isDetailsKey && panel.isOpen) {
     event.preventDefault();
+    event.stopPropagation();
     toggleDetails();
     return;
   }
-  const isCharacter = event.key.length === 1 && !event.altKey;
-  const numKeys = Number(!isCharacter) * (event.altKey ? 2 : 1); // a chord counts as two
-  numSpentKeys = currentView.chosen ? numSpentKeys + numKeys : Number(event.key === "Tab");
+  if (event.key === "Escape") {
+    // Once the completer has handled it.
+    setTimeout(() => announce(completer.isTabFree ? "Press Tab to leave the text field." : "Dismissed."));
+  }
+  if (["Alt", "Control", "Meta", "Shift"].includes(event.key)) return;
+  const isChord = event.altKey || event.ctrlKey;
+  const numKeys = isChord ? 2 : Number(event.key.length > 1);
+  const isAsking = isChord && (event.key === "Enter" || event.key === " ");
+  if (currentView.chosen) numSpentKeys += numKeys;
+  else numSpentKeys = isAsking ? numKeys : 0;
 }
 
-/** Announce what a key did that the completer has handled. @param {KeyboardEvent} event */
-function announceKey(event) {
-  if (event.key !== "Escape") return;
-  announce(completer.isTabFree ? "Press Tab to leave the text field." : "Dismissed.");
-}
-
-function handleInput() {
-  scrollToCaret();
-  openDocument.changed();
+/** @param {boolean} isWriters */
+function handleChange(isWriters) {
+  if (isWriters) openDocument.changed();
+  if (!editor.isEmpty) find("model-line", HTMLParagraphElement).hidden = true;
+  countLater();
 }
 
 // ---- the text in the browser's storage ----
@@ -266,7 +335,7 @@ function showDocument() {
 }
 
 function clearText() {
-  if (!textarea.value) return;
+  if (editor.isEmpty) return;
   openDocument.save();
   const cleared = openDocument.document;
   editor.clear();
@@ -281,11 +350,12 @@ function clearText() {
 function restoreText(cleared) {
   const { id, text } = cleared;
   if (id !== openDocument.document.id) openDocument.open(documents.read(id) ?? { ...cleared, text: "" });
-  const { value } = textarea;
-  textarea.focus();
-  if (!value) document.execCommand("undo");
-  // Not `editor.insert`: browsers take seconds to insert a long text with many lines.
-  if (textarea.value !== text) openDocument.replaceText(value ? `${text}\n\n${value}` : text);
+  const added = editor.text;
+  editor.focus();
+  if (!added) undo(editor.view);
+  if (editor.text === text) return;
+  editor.replace(added ? `${text}\n\n${added}` : text);
+  openDocument.changed();
 }
 
 // ---- the server ----
@@ -298,6 +368,24 @@ function showServer({ isReachable, numWarm, numSlots, models }) {
   else setText(output, numWarm ? "ready" : "the model is loading");
   setText(find("slots", HTMLSpanElement), `${numWarm} of ${numSlots} ${numSlots === 1 ? "slot" : "slots"} ready`);
   if (isReachable) settings.setModels(models);
+  if (isReachable) showModel(models);
+}
+
+/**
+ * Say on the first screen which model writes, and how to get a better one.
+ * @param {import("./server_status.js").Status["models"]} models
+ */
+function showModel(models) {
+  const model = models.find((each) => each.model === settings.requestFields.model_size) ?? models[0];
+  const line = find("model-line", HTMLParagraphElement);
+  line.hidden = !editor.isEmpty || !model;
+  if (line.hidden || line.dataset.model === model.model) return;
+  line.dataset.model = model.model;
+  const size = model.bytes ? `, ${Math.round(model.bytes / 1e6).toLocaleString()} MB` : "";
+  line.replaceChildren(`Suggestions by ${model.model}${size}. `);
+  if (model.source !== "embedded") return;
+  line.append("It is a small model, for a first try. ", createElement("code", "", "TERCET_MODELS=smollm2 make serve"));
+  line.append(" serves a better one: 135 million parameters, a download of 93 MB, 2 GB of memory.");
 }
 
 function enterKey() {
@@ -314,14 +402,14 @@ function applyKey(key) {
 /** Try a new key at once, with the writer back in the text. */
 function useKey() {
   find("settings", HTMLFormElement).hidePopover();
-  textarea.focus();
+  editor.focus();
   completer.request();
 }
 
 // ---- start ----
 
 /**
- * Handle clicks on a button without moving the focus and the caret from the textarea.
+ * Handle clicks on a button without moving the focus and the caret from the text.
  * @param {string} id
  * @param {() => void} action
  */
@@ -332,41 +420,86 @@ function onClick(id, action) {
   button.addEventListener("click", action);
 }
 
+/** A long press or a swipe up shows the chips of the strip whole. @param {HTMLElement} list */
+function expandOnGesture(list) {
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  let timer;
+  let startY = 0;
+  let isGesture = false;
+  list.addEventListener("pointerdown", ({ clientY }) => {
+    startY = clientY;
+    isGesture = false;
+    timer = setTimeout(() => {
+      isGesture = true;
+      panel.expand();
+    }, LONG_PRESS_MS);
+  });
+  list.addEventListener("pointermove", ({ clientY }) => {
+    if (startY - clientY < SWIPE_PX || isGesture) return;
+    isGesture = true;
+    panel.expand();
+  });
+  for (const name of ["pointerup", "pointercancel"]) list.addEventListener(name, () => clearTimeout(timer));
+  // What a finger rests on is read, not accepted.
+  list.addEventListener("click", (event) => isGesture && event.stopImmediatePropagation(), { capture: true });
+  list.addEventListener("contextmenu", (event) => event.preventDefault());
+}
+
+/** Where the keyboard does not resize the page, as on iOS, keep the strip and the status line above it. */
+function measureKeyboard() {
+  const { height, offsetTop, scale } = /** @type {VisualViewport} */ (visualViewport);
+  if (scale !== 1) return; // zoomed
+  const coveredPx = Math.max(0, innerHeight - height - offsetTop);
+  document.documentElement.style.setProperty("--keyboard-height", `${Math.round(coveredPx)}px`);
+}
+
 function addListeners() {
-  textarea.addEventListener("keydown", announceKey);
-  textarea.addEventListener("input", handleInput);
-  document.addEventListener("selectionchange", renderAtCaret);
   find("details", HTMLElement).addEventListener("keydown", (event) => {
     if (event.key === "Escape") dismiss();
   });
   const list = find("suggestions", HTMLOListElement);
   list.addEventListener("mousedown", (event) => event.preventDefault());
+  expandOnGesture(list);
   list.addEventListener("click", (event) => {
     const option = event.target instanceof Element ? event.target.closest("li") : null;
     if (option) completer.accept(Number(option.dataset.place));
   });
-  onClick("suggest", () => (textarea.focus(), completer.request()));
+  touch.addEventListener("change", applySettings);
+  visualViewport?.addEventListener("resize", measureKeyboard);
+  visualViewport?.addEventListener("scroll", measureKeyboard);
+  onClick("suggest", () => (editor.focus(), completer.request()));
   onClick("accept", () => completer.accept());
   onClick("accept-word", () => completer.acceptWord());
   onClick("show-details", toggleDetails);
   onClick("dismiss", dismiss);
-  onClick("clear", clearText);
+  onClick("find", () => openSearchPanel(editor.view));
+  onClick("focus-mode", toggleFocusMode);
   onClick("download", () => documentsPopover.download("md"));
   find("enter-key", HTMLButtonElement).addEventListener("click", enterKey);
-  addEventListener("resize", renderAtCaret);
+  addEventListener("resize", () => placePanel(false));
   addEventListener("pagehide", () => completer.close());
+  addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey || event.key.toLowerCase() !== "s") return;
+    event.preventDefault();
+    void documentsPopover.saveToDisk();
+  });
+  // CodeMirror draws only what is on the screen.
+  addEventListener("beforeprint", () => setText(find("print", HTMLDivElement), editor.text));
+  addEventListener("afterprint", () => setText(find("print", HTMLDivElement), ""));
 }
 
-function start() {
+async function start() {
   addListeners();
+  await documents.open();
   history.scrollRestoration = "manual"; // the position of the document is restored
   const document = documents.current;
   if (document) openDocument.open(document);
   else showDocument();
   applySettings();
-  renderAtCaret();
+  countLater();
+  editor.focus();
   // Only secure contexts have service workers. Elsewhere the page needs its server.
   navigator.serviceWorker?.register("service_worker.js").catch(() => {});
 }
 
-start();
+void start();

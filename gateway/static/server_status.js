@@ -10,7 +10,7 @@ const RETRY_MS = 2000;
  * @property {boolean} isReachable
  * @property {number} numWarm  Slots that serve requests.
  * @property {number} numSlots
- * @property {{model: string, warning: string|null}[]} models
+ * @property {{model: string, source: string, warning: string|null, bytes: number}[]} models
  */
 
 export class ServerStatus {

@@ -4,6 +4,7 @@
 
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./client.js").Sentence} Sentence */
+/** @typedef {import("./text.js").TextBefore} TextBefore */
 
 /**
  * @typedef {object} Suggestion  One suggestion, as an editor shows it.
@@ -19,8 +20,8 @@ export class ShownSuggestions {
   #all = [];
   /** @type {Candidate|null} */
   #choice = null;
-  /** Text before the caret. */
-  #context = "";
+  /** @type {TextBefore} */
+  #before = { end: 0, text: "" };
 
   /**
    * Predictions are held back until their usefulness, in keystrokes, and the number of their characters that the writer
@@ -55,16 +56,16 @@ export class ShownSuggestions {
 
   /** @param {Candidate} candidate @returns {string}  What the document does not contain of it. */
   rest(candidate) {
-    return candidate.rest(this.#context) ?? "";
+    return candidate.rest(this.#before) ?? "";
   }
 
   /**
    * The document has changed: what does not agree with it leaves.
-   * @param {string} context  Everything before the caret.
+   * @param {TextBefore} before
    */
-  follow(context) {
+  follow(before) {
     const shown = this.candidates;
-    this.#context = context;
+    this.#before = before;
     this.replace([...shown, ...this.#all.filter((candidate) => !shown.includes(candidate))]);
   }
 
@@ -91,6 +92,17 @@ export class ShownSuggestions {
     this.#all = [...this.#all, ...added].slice(0, maxSuggestions);
   }
 
+  /**
+   * Show an idea: the first candidate that continues what is ghost text, in its place, or the first of all if there is none.
+   * @param {Candidate[]} candidates  Best first.
+   */
+  addIdea(candidates) {
+    const { chosen } = this;
+    const isLonger = (/** @type {string} */ rest) => rest && (!chosen || rest.startsWith(this.rest(chosen)));
+    const idea = candidates.find((candidate) => isLonger(this.rest(candidate)));
+    if (idea) this.#all = [idea, ...this.#all.filter((candidate) => candidate !== chosen)];
+  }
+
   /** Choose the next candidate or the previous. @param {number} step  1: the next; −1: the previous; wraps around. */
   choose(step) {
     const { candidates, chosen } = this;
@@ -110,8 +122,8 @@ export class ShownSuggestions {
 
   /** @param {Candidate} candidate */
   #isWorthShowing({ sentence, session }) {
-    if (session.isAfterAcceptance || session.isExplicit) return true;
-    const numTyped = this.#context.length - session.context.length;
+    if (session.isAfterAcceptance || session.isExplicit || session.isIdea) return true;
+    const numTyped = this.#before.end - session.before.end;
     return (sentence?.usefulness ?? Infinity) + numTyped >= this.minUsefulness;
   }
 

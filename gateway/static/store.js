@@ -1,5 +1,5 @@
-// Values kept in the browser: documents, settings, the number of saved keystrokes and the API key. None of them is sent
-// to the server from here. The page works without storage, since private windows and full disks refuse it.
+// Small values kept in the browser: settings, positions in documents, the number of saved keystrokes and the API key. None
+// of them is sent to the server from here. The page works without storage, since private windows and full disks refuse it.
 
 /** @typedef {"localStorage"|"sessionStorage"} Place  Until it is removed, or until the tab is closed. */
 
@@ -60,16 +60,4 @@ export function names(prefix) {
   } catch {
     return [];
   }
-}
-
-/**
- * Call a function when another window of this page stores a value whose name starts with a prefix, or removes one.
- * @param {string} prefix
- * @param {(name: string, value: any) => void} onChange  Called with the new value; null if it was removed.
- */
-export function watch(prefix, onChange) {
-  addEventListener("storage", ({ key, newValue }) => {
-    if (!key?.startsWith(PREFIX + prefix)) return;
-    onChange(key.slice(PREFIX.length), newValue === null ? null : JSON.parse(newValue));
-  });
 }

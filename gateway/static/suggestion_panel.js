@@ -1,5 +1,5 @@
 // The suggestion panel: a listbox of suggestions and the details of the chosen suggestion.
-// It renders what it is given, and does not know the textarea or the server.
+// It renders what it is given, and does not know the editor or the server.
 
 import { createElement, setText } from "./dom.js";
 
@@ -39,11 +39,13 @@ export class SuggestionPanel {
   /**
    * Show the list of a view, or hide the panel.
    * @param {View} view
-   * @param {string} context  All text before the caret.
+   * @param {string} context  The end of the text before the caret.
+   * @param {boolean} isStrip  The panel is a strip, which is shown whenever there are suggestions.
    */
-  show({ suggestions, chosen, isListed }, context) {
-    this.#panel.hidden = !isListed;
+  show({ suggestions, chosen, isListed }, context, isStrip) {
+    this.#panel.hidden = !(isListed || (isStrip && suggestions.length));
     if (this.#panel.hidden) {
+      this.#list.classList.remove("is-expanded");
       this.resetPosition();
       this.#container.style.minHeight = "";
       return;
@@ -72,6 +74,11 @@ export class SuggestionPanel {
     this.#topPx = Math.max(this.#topPx, topPx);
     this.#panel.style.top = `${this.#topPx}px`;
     this.#container.style.minHeight = `${this.#topPx + this.#panel.offsetHeight + MARGIN_BOTTOM_PX}px`;
+  }
+
+  /** Show the suggestions of a strip whole, below each other. */
+  expand() {
+    this.#list.classList.add("is-expanded");
   }
 
   /** Allow the next `placeAt` to move the panel up. */

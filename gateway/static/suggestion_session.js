@@ -1,12 +1,13 @@
 // One request and its suggestions: streamed text, and what of it still agrees with the document.
 // It does not know HTTP, timers or the editor.
 
-import { isInsideWord } from "./text.js";
+import { firstClause, isInsideWord, isSameText, typedSince } from "./text.js";
 
 /** @typedef {import("./client.js").AutocompleteResponse} AutocompleteResponse */
 /** @typedef {import("./client.js").RequestFields} RequestFields */
 /** @typedef {import("./client.js").Sentence} Sentence */
 /** @typedef {import("./client.js").ServerEvent} ServerEvent */
+/** @typedef {import("./text.js").TextBefore} TextBefore */
 
 /**
  * A response that completes within this time is reordered best first. A slower one keeps its order, because the writer
@@ -38,19 +39,17 @@ export class Candidate {
 
   /** Whether it fills a gap in a word. */
   get isInsideWord() {
-    return isInsideWord(this.session.context, this.session.after);
+    return isInsideWord(this.session.before.text, this.session.after);
   }
 
   /**
    * What the document does not contain yet.
-   * @param {string} context  Everything before the caret.
+   * @param {TextBefore} before
    * @returns {string|null}  Null: the document does not agree with it. Empty: the document contains all of it.
    */
-  rest(context) {
-    if (this.isDropped || !context.startsWith(this.session.context)) return null;
-    const typed = context.slice(this.session.context.length);
-    const { text } = this;
-    return text.startsWith(typed) ? text.slice(typed.length) : null;
+  rest(before) {
+    const typed = this.isDropped ? null : typedSince(this.session.before, before);
+    return typed !== null && this.text.startsWith(typed) ? this.text.slice(typed.length) : null;
   }
 }
 
@@ -70,17 +69,19 @@ export class SuggestionSession {
   explanation = null;
   /** The order of the candidates must not change any more: the writer chose or accepted one of them. */
   isOrderFixed = false;
+  /** Sent when the writer stood still: one idea, to the end of its clause. */
+  isIdea = false;
   /** Sent when the writer accepted a suggestion. Its suggestions are not held back: the writer reads on at the caret. */
   isAfterAcceptance = false;
 
   /**
-   * @param {string} context  Everything before the caret when the request was sent.
+   * @param {TextBefore} before  When the request was sent.
    * @param {string} after  Text after the caret, at least to the end of its line.
    * @param {RequestFields} request
    * @param {boolean} isExplicit  Requested by the writer, with a key or button.
    */
-  constructor(context, after, request, isExplicit) {
-    this.context = context;
+  constructor(before, after, request, isExplicit) {
+    this.before = before;
     this.after = after;
     this.request = request;
     this.isExplicit = isExplicit;
@@ -94,11 +95,11 @@ export class SuggestionSession {
 
   /**
    * Whether the document agrees with a candidate, or may agree once more text has arrived.
-   * @param {string} context  Everything before the caret.
+   * @param {TextBefore} before
    */
-  agreesWith(context) {
-    if (context === this.context) return true;
-    const rests = this.candidates.map((candidate) => candidate.rest(context));
+  agreesWith(before) {
+    if (isSameText(this.before, before)) return true;
+    const rests = this.candidates.map((candidate) => candidate.rest(before));
     return rests.some((rest) => rest !== null && (rest !== "" || !this.response));
   }
 
@@ -131,7 +132,7 @@ export class SuggestionSession {
     this.response = response;
     this.candidates = response.sentences.map((sentence, branch) => {
       const candidate = new Candidate(this, branch);
-      candidate.text = sentence.value;
+      candidate.text = this.isIdea ? firstClause(sentence.value) : sentence.value;
       candidate.sentence = sentence;
       return candidate;
     });

@@ -12,16 +12,54 @@ const MAX_SUFFIX_CHARS = 200;
  */
 const TRIM_STEP_CHARS = 4096;
 
+/** How much of the text before a suggestion is compared, to see that the suggestion is still where it was requested. */
+const NUM_COMPARED_CHARS = 256;
+
 /**
- * The end of a document, as sent to the server.
- * @param {string} text  Everything before the caret.
- * @returns {string}  All of a short text; of a long text at least `MAX_CONTEXT_CHARS` and less than
- *   `MAX_CONTEXT_CHARS + TRIM_STEP_CHARS` UTF-16 code units.
+ * The text before the caret, or its end.
+ * @typedef {object} TextBefore
+ * @property {number} end  The caret's position in the document, in UTF-16 code units.
+ * @property {string} text  What ends there: all that is before it, or at least what follows `contextStart(end)`.
  */
-export function trimContext(text) {
-  let start = Math.max(0, Math.floor((text.length - MAX_CONTEXT_CHARS) / TRIM_STEP_CHARS) * TRIM_STEP_CHARS);
-  if (/[\udc00-\udfff]/.test(text[start] ?? "")) start += 1; // do not split a surrogate pair
-  return text.slice(start);
+
+/**
+ * Where the text begins that is sent to the server for a caret at `end`.
+ * @param {number} end  Position in the document, in UTF-16 code units.
+ * @returns {number}  0 for a short text; in a long text at least `MAX_CONTEXT_CHARS` and less than
+ *   `MAX_CONTEXT_CHARS + TRIM_STEP_CHARS` before `end`.
+ */
+export function contextStart(end) {
+  return Math.max(0, Math.floor((end - MAX_CONTEXT_CHARS) / TRIM_STEP_CHARS) * TRIM_STEP_CHARS);
+}
+
+/**
+ * What of the text before the caret is sent to the server.
+ * @param {TextBefore} before
+ * @returns {string}
+ */
+export function trimContext({ end, text }) {
+  const context = text.slice(Math.max(0, contextStart(end) - (end - text.length)));
+  return /^[\udc00-\udfff]/.test(context) ? context.slice(1) : context; // do not split a surrogate pair
+}
+
+/**
+ * What was typed between two states of the text before the caret.
+ * @param {TextBefore} earlier
+ * @param {TextBefore} now
+ * @returns {string|null}  Null: the text does not continue the earlier one.
+ */
+export function typedSince(earlier, now) {
+  const numTyped = now.end - earlier.end;
+  if (numTyped < 0 || numTyped > now.text.length) return null;
+  const typedAt = now.text.length - numTyped;
+  const numCompared = Math.min(NUM_COMPARED_CHARS, typedAt, earlier.text.length);
+  const start = earlier.text.length - numCompared;
+  return now.text.startsWith(earlier.text.slice(start), typedAt - numCompared) ? now.text.slice(typedAt) : null;
+}
+
+/** Whether the caret and the text before it are the same. @param {TextBefore} one @param {TextBefore} other */
+export function isSameText(one, other) {
+  return typedSince(one, other) === "";
 }
 
 /**
@@ -38,6 +76,16 @@ export function firstWord(text) {
     hasWord ||= Boolean(segment.trim());
   }
   return word;
+}
+
+/**
+ * A suggestion to the end of its first clause, whose punctuation belongs to it, or of its first line.
+ * @param {string} text
+ * @returns {string}  Without white space at its end. All of the text, if it is a single clause.
+ */
+export function firstClause(text) {
+  const [clause = text] = text.match(/^\s*[^\n]*?[\p{L}\p{N}][^\n]*?(?:[.!?;:…]["”’)]*(?=\s|$)|,["”’]*(?=\s|$)|(?=\s[—–]\s)|(?=\n)|$)/u) ?? [];
+  return clause.trimEnd();
 }
 
 /**

@@ -36,16 +36,59 @@ function decode(bytes) {
 /**
  * Download a text as a UTF-8 file.
  * @param {string} text
- * @param {string} title  Becomes the file's name, without the characters that file systems refuse.
+ * @param {string} title  Becomes the file's name.
  * @param {"md"|"txt"} extension
  */
 export function downloadText(text, title, extension) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type: `${CONTENT_TYPES[extension]}; charset=utf-8` }));
-  const name = title.replace(/[\s\p{Cc}"*/:<>?\\|]+/gu, " ").replace(/^[.\s]+|[.\s]+$/g, "");
-  link.download = `${name || "Untitled"}.${extension}`;
+  link.download = fileName(title, extension);
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the download reads it later
+}
+
+/** Whether the browser can write to a file that the writer picks: Chromium, in secure contexts. */
+export function canSaveToDisk() {
+  return "showSaveFilePicker" in globalThis;
+}
+
+/**
+ * Let the writer pick a file to save to.
+ * @param {string} title  Of the document.
+ * @returns {Promise<FileSystemFileHandle|null>}  Null: the writer picked none.
+ */
+export async function pickFile(title) {
+  const types = [{ description: "Text", accept: { "text/markdown": [".md"], "text/plain": [".txt"] } }];
+  try {
+    return await /** @type {any} */ (globalThis).showSaveFilePicker({ suggestedName: fileName(title, "md"), types });
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * @param {FileSystemFileHandle} file
+ * @param {string} text
+ * @throws {FileProblem} If the file cannot be written.
+ */
+export async function writeTextFile(file, text) {
+  try {
+    const writable = await file.createWritable();
+    await writable.write(text);
+    await writable.close();
+  } catch {
+    throw new FileProblem(`“${file.name}” cannot be written.`); // no space or permission, or it was removed
+  }
+}
+
+/**
+ * @param {string} title
+ * @param {string} extension
+ * @returns {string}  Without the characters that file systems refuse.
+ */
+function fileName(title, extension) {
+  const name = title.replace(/[\s\p{Cc}"*/:<>?\\|]+/gu, " ").replace(/^[.\s]+|[.\s]+$/g, "");
+  return `${name || "Untitled"}.${extension}`;
 }
 
 /**

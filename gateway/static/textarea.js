@@ -2,7 +2,8 @@
 // not draw ghost text, which a textarea cannot show.
 
 import { Completer } from "./completer.js";
-import { adoptStyles, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, isLeaving, SuggestionList } from "./editor_adapter.js";
+import { contextStart } from "./text.js";
 
 /** @typedef {Partial<ConstructorParameters<typeof Completer>[0]>} CompleterOptions */
 
@@ -57,10 +58,12 @@ function setSelection(textarea, start, end) {
 export function attachTextarea(textarea, { list, panel = list, ...options } = {}) {
   const suggestionList = list && new SuggestionList(list, (place) => completer.accept(place));
   const completer = new Completer({
-    context: () => textBefore(textarea),
+    context: () => textarea.value.slice(contextStart(textarea.selectionEnd), textarea.selectionEnd),
+    position: () => textarea.selectionEnd,
     after: () => textarea.value.slice(textarea.selectionEnd),
     insert: (text, numReplaced) => insertText(textarea, text, numReplaced),
     show: (view) => suggestionList?.show(view),
+    drawsGhost: false,
     insertsSpace: true,
     ...options,
   });
@@ -76,9 +79,7 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
   textarea.addEventListener("input", (event) => completer.changed(/** @type {InputEvent} */ (event)), { signal });
   textarea.addEventListener("compositionend", () => completer.changed(), { signal });
   textarea.addEventListener("blur", (event) => {
-    const isFocusInside = event.relatedTarget instanceof Node && panel?.contains(event.relatedTarget);
-    // Another window may have the focus for a moment; the suggestions are still there when the writer comes back.
-    if (!isFocusInside && !document.hidden && document.hasFocus()) completer.close();
+    if (isLeaving(event, panel)) completer.close();
   }, { signal });
   document.addEventListener("selectionchange", () => {
     if (document.activeElement !== textarea) return;

@@ -1,6 +1,6 @@
 """Drives the pages as a reader and a writer do, with keys and the pointer, and reads what they show.
 
-It calls no function of the pages and reads no state of their modules.
+It calls no function of the pages and reads no state of their modules, but for the text that the editor holds.
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobil
 # In Firefox, Playwright adds a style before each screenshot, which the pages' policy blocks: the digest in that error.
 SCREENSHOT_STYLE = base64.b64encode(hashlib.sha256(b"body {}").digest()).decode()
 expect.set_options(timeout=TIMEOUT_MS)
+
+# The page and this import are given the same module.
+STATE = """import("./static/vendor/codemirror.js").then(({ EditorView }) => {
+  const { doc, selection } = EditorView.findFromDOM(document.querySelector("#editor")).state;"""
+TEXT = STATE + " return doc.toString(); })"
+SELECTION = STATE + " return [selection.main.from, selection.main.to]; })"
+CARET = STATE + " return selection.main.head; })"
 
 
 class ObservedPage:
@@ -84,11 +91,12 @@ class Editor(ObservedPage):
     def __init__(self, page: Page, tercet: Tercet) -> None:
         super().__init__(page, tercet)
         self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete; in Firefox each is empty
+        self.ideas: list[dict[str, Any]] = []  # those of requests for one idea, when the writer stands still
         self.text = page.get_by_role("textbox", name="Text")
         self.list = page.get_by_role("listbox", name="Suggestions")
         self.options = self.list.get_by_role("option")
         self.chosen = self.list.get_by_role("option", selected=True)
-        self.ghost = page.locator("#mirror .ghost")
+        self.ghost = page.locator("#editor .tercet-ghost")
         self.announcements = page.locator("#announcements")
         self.status = page.locator("#status")
         self.latency = page.locator("#latency")  # in the settings
@@ -96,13 +104,15 @@ class Editor(ObservedPage):
     def _record_request(self, request: Request) -> None:
         super()._record_request(request)
         if request.url.endswith("/autocomplete"):
-            self.requests.append(json.loads(request.post_data or "{}"))
+            body = json.loads(request.post_data or "{}")
+            is_idea = body and not body.keys() & {"strategy", "stream", "explain"}
+            (self.ideas if is_idea else self.requests).append(body)
 
     def wait_until_ready(self) -> None:
         until(lambda: "ready" in self.status.inner_text(), 10, "the page's health check")
 
     def type(self, text: str) -> None:
-        """Focus the textarea and type a text key by key."""
+        """Focus the text and type a text key by key."""
         self.text.focus()
         self.page.keyboard.type(text)
 
@@ -112,9 +122,9 @@ class Editor(ObservedPage):
             self.page.keyboard.press(key)
 
     def request_suggestions(self, text: str = OPENING) -> list[str]:
-        """Type a text, press Tab and wait for the complete response; returns the suggestions."""
+        """Type a text, ask for suggestions and wait for the complete response; returns them."""
         self.type(text)
-        self.press("Tab")
+        self.press("Alt+Enter")
         return self.wait_for_response()
 
     def wait_for_num_requests(self, num_requests: int) -> None:
@@ -139,8 +149,21 @@ class Editor(ObservedPage):
 
     @property
     def value(self) -> str:
-        """The textarea's text, without ghost text."""
-        return self.text.input_value()
+        """The text, without ghost text. Of a long one the page shows only a part, so CodeMirror is asked."""
+        value: str = self.page.evaluate(TEXT)
+        return value
+
+    @property
+    def selection(self) -> tuple[int, int]:
+        """The selection's ends, as positions in the text."""
+        start, end = self.page.evaluate(SELECTION)
+        return start, end
+
+    @property
+    def caret(self) -> int:
+        """The caret's position in the text, in UTF-16 code units."""
+        position: int = self.page.evaluate(CARET)
+        return position
 
     @property
     def suggestions(self) -> list[str]:
@@ -150,7 +173,7 @@ class Editor(ObservedPage):
     @property
     def ghost_text(self) -> str:
         """The rest of the chosen suggestion, drawn at the caret."""
-        return self.ghost.text_content() or ""
+        return "".join(self.ghost.all_text_contents())
 
 
 def editor_context(tercet: Tercet, settings: dict[str, object]) -> dict[str, Any]:

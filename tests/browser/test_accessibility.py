@@ -23,7 +23,7 @@ def test_axe_finds_no_violations(open_page: OpenPage, scheme: str, width: str) -
     expect(editor.page.locator("#details .token").first).to_be_visible()
     found["details"] = violations(editor.page)
     editor.press("Escape")
-    for name in ("Settings", "Shortcuts"):
+    for name in ("Settings", "Shortcuts") if width != "phone" else ("Settings",):  # a touch screen has no shortcuts
         editor.page.get_by_role("button", name=name, exact=True).click()
         expect(editor.page.get_by_role("heading", name=name)).to_be_visible()
         found[name] = violations(editor.page)
@@ -31,11 +31,23 @@ def test_axe_finds_no_violations(open_page: OpenPage, scheme: str, width: str) -
     assert not any(found.values()), found
 
 
+# CodeMirror empties its live region soon after it has spoken.
+HEAR = """() => {
+    window.spoken = [];
+    const region = document.querySelector(".cm-announced");
+    new MutationObserver(() => {
+        if (region.textContent.trim()) spoken.push(region.textContent);
+    }).observe(region, { childList: true, characterData: true, subtree: true });
+}"""
+
+
 def test_the_text_field_names_the_chosen_option(editor: Editor) -> None:
-    assert editor.text.get_attribute("role") is None
+    expect(editor.text).to_have_attribute("aria-multiline", "true")
     expect(editor.text).to_have_attribute("aria-controls", "suggestions")
+    editor.page.evaluate(HEAR)
     rows = editor.request_suggestions()
-    expect(editor.announcements).to_contain_text("3 suggestions: ")
+    [spoken] = editor.page.evaluate("spoken")
+    assert spoken.startswith("Suggestion 1 of 3: ")
     for row in (rows[0], rows[1]):
         active = editor.text.get_attribute("aria-activedescendant")
         expect(editor.page.locator(f"#{active}")).to_have_text(row, use_inner_text=True)
@@ -60,14 +72,14 @@ def test_automatic_suggestions_do_not_set_the_active_descendant(open_page: OpenP
 
 
 def test_every_control_is_reachable_with_the_keyboard(editor: Editor) -> None:
-    """Tab requests suggestions, but the textarea is no focus trap: Shift+Tab leaves it, and so does Escape, Tab."""
+    """Tab requests suggestions, but the text is no focus trap: Shift+Tab leaves it, and so does Escape, Tab."""
     expect(editor.text).to_be_focused()
     reached = []
     for _ in range(3):
         editor.press("Shift+Tab")
         reached.append(editor.page.evaluate("document.activeElement.textContent"))
-    assert reached == ["Clear", "Settings", "Shortcuts"]
-    editor.press("Enter")
+    assert reached == ["Settings", "Shortcuts", "Focus"]
+    editor.press("Tab", "Enter")
     expect(editor.page.get_by_role("heading", name="Keyboard shortcuts")).to_be_visible()
     editor.press("Escape")
     editor.text.focus()
@@ -109,9 +121,8 @@ def test_the_page_fits_a_phone_and_works_by_touch(open_page: OpenPage) -> None:
         assert box["y"] >= 0
         assert box["y"] + box["height"] <= 720
         assert box["height"] >= 24  # WCAG 2.5.8
-    page.get_by_role("button", name="next word").tap()
-    assert len(editor.value) > len(before)
     editor.options.first.tap()
+    assert len(editor.value) > len(before)
     assert editor.value.startswith(before)
     expect(editor.list).to_be_hidden()
     page.get_by_role("button", name="Settings").tap()

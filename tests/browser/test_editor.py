@@ -44,7 +44,7 @@ def as_single_line(text: str) -> str:
 
 def test_suggestions_stream_in(slow_editor: Editor) -> None:
     slow_editor.type(OPENING)
-    slow_editor.press("Tab")
+    slow_editor.press("Alt+Enter")
     snapshots: list[list[str]] = []
     until(
         lambda: _take_snapshot(slow_editor, snapshots) and slow_editor.latency.text_content() != "…",
@@ -86,7 +86,6 @@ def test_a_pause_sends_a_request_and_enter_still_inserts_a_line_break(open_page:
 
 
 def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage) -> None:
-    """The debounce sends a request just before the writer presses Tab: Tab makes it an explicit request."""
     editor = open_page(mode="pauses")
     held: list[Route] = []
     # A lambda, because Playwright sets an attribute on the handler, which a built-in method does not allow.
@@ -95,11 +94,12 @@ def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage)
     expect(editor.page.locator("#latency")).to_have_text("…")
     until(lambda: editor.status.inner_text() and held, 10, "the request")
     editor.press("Tab", "Tab")
+    expect(editor.text).to_be_focused()
     held[0].continue_()
     editor.wait_for_response()
     assert (editor.value, len(editor.requests)) == (OPENING, 1)
     ghost = editor.ghost_text
-    editor.press("Enter")  # accepts, because the request counts as explicit
+    editor.press("Tab")
     assert editor.value == OPENING + ghost + " "
 
 
@@ -177,12 +177,16 @@ def test_a_suggestion_can_be_accepted_in_the_middle_of_a_text(editor: Editor) ->
     editor.type("Once there was a king who lived alone.")
     for _ in range(len(" lived alone.")):
         editor.press("ArrowLeft")
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     editor.wait_for_response()
     assert editor.requests[-1]["context"] == "Once there was a king who"
     assert editor.requests[-1]["suffix"] == " lived alone."
-    assert editor.ghost_text == ""  # there is no room for it
     [first, *_] = editor.suggestions
+    assert editor.ghost_text.strip() in first  # before the text that follows, which it moves
+    panel, line = editor.page.locator("#panel").bounding_box(), editor.text.locator(".cm-line").last.bounding_box()
+    assert panel
+    assert line
+    assert line["y"] + line["height"] <= panel["y"]  # the text that a suggestion must fit is not hidden
     editor.press("Enter")
     accepted = editor.value.removeprefix("Once there was a king who").removesuffix(" lived alone.")
     assert first.endswith(accepted.strip())
@@ -206,7 +210,7 @@ def test_the_pointer_requests_and_accepts(editor: Editor) -> None:
     rows = editor.wait_for_response()
     editor.options.nth(2).click()
     assert as_single_line(editor.value.removeprefix(OPENING)) in rows[2]
-    editor.press("Tab")  # the textarea kept the focus
+    editor.press("Alt+Enter")  # the text kept the focus
     editor.wait_for_response()
 
 
@@ -250,7 +254,7 @@ def test_an_edit_cancels_the_request_in_flight_in_the_worker(open_page: OpenPage
     tercet = editor.tercet
     before = num_cancelled(tercet)
     editor.type(OPENING)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.options.first).to_be_visible()
     until(lambda: num_in_flight(tercet) == 3, 5, "three sequences in the engine")
     editor.type("~")
@@ -264,11 +268,11 @@ def test_an_edit_cancels_the_request_in_flight_in_the_worker(open_page: OpenPage
 def test_escape_and_a_newer_request_cancel_the_request_in_flight(open_page: OpenPage) -> None:
     editor = open_page(mode="off", model_size="slow", length=256)
     editor.type(OPENING)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.options.first).to_be_visible()
     editor.press("Escape")
     until(lambda: num_in_flight(editor.tercet) == 0, 3, "no sequence in flight after Escape")
-    editor.press("Tab", "Tab", "Tab")  # the second and third Tab find nothing to accept
+    editor.press("Alt+Enter", "Tab", "Tab")  # the Tabs find nothing to accept
     assert len(editor.requests) == 2
     expect(editor.options.first).to_be_visible()
     editor.page.get_by_role("button", name="Suggest", exact=True).click()
@@ -291,7 +295,7 @@ def test_undo_removes_exactly_the_accepted_suggestion(editor: Editor) -> None:
         editor.press("Control+z")
         assert editor.value == step
     for step in [OPENING, OPENING + ghost + " ", OPENING + ghost + " - and on"]:
-        editor.press("Control+Shift+z")
+        editor.press("Control+Shift+Z")
         assert editor.value == step
 
 
@@ -346,13 +350,13 @@ def test_settings_are_sent_with_requests_and_survive_a_reload(editor: Editor) ->
         "stream": True,
     }
     assert {name: body[name] for name in expected} == expected
-    assert body.keys() - expected.keys() == {"seed", "session"}
+    assert body.keys() - expected.keys() == {"seed", "session", "sequence"}
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Reset").click()
     expect(page.get_by_label("Style")).to_have_value("0.8")
     editor.press("Escape")
     editor.text.focus()
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     editor.wait_for_response()
     assert (editor.requests[-1]["model_size"], editor.requests[-1]["length"]) == ("embedded", 20)
     assert "max_time" not in editor.requests[-1]
@@ -387,27 +391,28 @@ def test_details_show_statistics_and_likely_tokens(editor: Editor) -> None:
     expect(editor.list).to_be_visible()
 
 
-def test_the_status_line_counts_saved_keystrokes_and_an_undo_takes_them_back(editor: Editor) -> None:
+def test_the_settings_count_saved_keystrokes_and_an_undo_takes_them_back(editor: Editor) -> None:
     expect(editor.page.locator("#slots")).to_have_text("2 of 2 slots ready")
     expect(editor.status).to_contain_text("ready")
-    expect(editor.status).to_contain_text("0 keystrokes saved")
+    saved = editor.page.locator("#saved")
+    expect(saved).to_have_text("0 keystrokes")
     editor.request_suggestions()
     length = len(editor.ghost_text)
     editor.press("Enter")
-    expect(editor.status).to_contain_text(f"{length - 1} keystrokes saved")  # plus a space, minus Tab and Enter
+    expect(saved).to_have_text(f"{length - 2} keystrokes")  # plus a space, minus Alt+Enter and Enter
     editor.page.reload()
-    expect(editor.status).to_contain_text(f"{length - 1} keystrokes saved")
+    expect(saved).to_have_text(f"{length - 2} keystrokes")
     editor.request_suggestions(" and then")
     more = len(editor.ghost_text)
     editor.press("Enter")
-    expect(editor.status).to_contain_text(f"{length + more - 2} keystrokes saved")
+    expect(saved).to_have_text(f"{length + more - 4} keystrokes")
     editor.type(" so")
     editor.press("Control+z")
-    expect(editor.status).to_contain_text(f"{length + more - 2} keystrokes saved")
+    expect(saved).to_have_text(f"{length + more - 4} keystrokes")
     editor.press("Control+z")
-    expect(editor.status).to_contain_text(f"{length - 1} keystrokes saved")
-    editor.press("Control+Shift+z")
-    expect(editor.status).to_contain_text(f"{length + more - 2} keystrokes saved")
+    expect(saved).to_have_text(f"{length - 2} keystrokes")
+    editor.press("Control+Shift+Z")
+    expect(saved).to_have_text(f"{length + more - 4} keystrokes")
 
 
 def test_feedback_reports_accepted_and_rejected_suggestions(editor: Editor) -> None:
@@ -427,7 +432,7 @@ def test_feedback_reports_accepted_and_rejected_suggestions(editor: Editor) -> N
 def test_feedback_reports_a_suggestion_accepted_while_it_was_streaming(slow_editor: Editor) -> None:
     characters = saved_characters(slow_editor.tercet)
     slow_editor.type(OPENING)
-    slow_editor.press("Tab")
+    slow_editor.press("Alt+Enter")
     until(lambda: len(slow_editor.ghost_text) > 10, 5, "some ghost text")
     slow_editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     slow_editor.press("Enter")
@@ -442,12 +447,12 @@ def test_errors_are_shown_and_the_editor_recovers(editor: Editor) -> None:
     problem = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}
     editor.page.route("**/autocomplete", lambda route: route.fulfill(status=503, json=problem))
     editor.type(OPENING)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.status).to_contain_text("Every slot is busy")
     expect(editor.announcements).to_have_text("Every slot is busy; try again in a second.")
     # Overrides the first route. If it were removed first, a request in between could reach the server.
     editor.page.route("**/autocomplete", lambda route: route.abort())
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.status).to_contain_text("The server is not responding.")
     editor.page.unroute("**/autocomplete")
     editor.errors.clear()  # the browser logs the failed connection
@@ -472,7 +477,7 @@ def test_only_the_end_of_a_long_document_is_sent(editor: Editor) -> None:
     starts = set()
     for word in ("And", " so", " they", " went"):
         editor.type(word)
-        editor.press("Tab")
+        editor.press("Alt+Enter")
         editor.wait_for_response()
         editor.press("Escape")
         context = editor.requests[-1]["context"]
@@ -507,7 +512,7 @@ def test_random_keys_leave_a_working_editor(open_page: OpenPage) -> None:
         *(
             "End",
             "Control+z",
-            "Control+Shift+z",
+            "Control+Shift+Z",
             "Control+i",
             "Control+a",
             "Delete",

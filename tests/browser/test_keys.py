@@ -85,7 +85,7 @@ def test_a_missing_and_a_wrong_key_are_named_and_the_right_one_brings_suggestion
     offer = page.get_by_role("button", name="Enter API key")
     expect(offer).to_be_hidden()
     editor.type(OPENING)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.status).to_contain_text("This server requires an API key.")
     expect(editor.announcements).to_have_text("This server requires an API key.")
     expect(editor.text).to_be_focused()
@@ -122,7 +122,7 @@ def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., 
     editor = open_page(mode="off")
     page = editor.page
     editor.type(OPENING)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     enter_key(editor, key)
     editor.wait_for_response()
     assert stored(page) == (key, None)
@@ -130,7 +130,7 @@ def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., 
     assert len(editor.request_suggestions(" then")) == 3
     other_tab = Editor(page.context.new_page(), editor.tercet)
     other_tab.page.goto(editor.tercet.url)
-    other_tab.press("Tab")
+    other_tab.press("Alt+Enter")
     expect(other_tab.status).to_contain_text("This server requires an API key.")
     enter_key(other_tab, key, is_kept=True)
     other_tab.wait_for_response()

@@ -99,12 +99,12 @@ def test_chords_take_any_of_the_list(live: Editor) -> None:
     undone = live.value
     live.press("Control+z")
     assert live.value == OPENING
-    live.press("Control+Shift+z")
+    live.press("Control+Shift+Z")
     assert live.value == undone
 
 
 def test_what_was_not_visible_is_not_taken(live: Editor) -> None:
-    """Two Tabs in a hurry, and a held Tab: the first requests, the others find nothing that was read."""
+    """Two Tabs in a hurry, and a held Tab: they find nothing that was read."""
     live.page.locator("#text").fill("")
     live.type("~~~")
     live.press("Escape", "Escape")
@@ -132,11 +132,11 @@ def test_unasked_suggestions_leave_the_plain_keys_to_the_writer(live: Editor) ->
     type_until_shown(live, "one\ntwo\nthree and then the")
     expect(live.list).to_be_visible()
     live.press("ArrowUp")
-    assert live.text.evaluate("text => text.selectionEnd") < len("one\ntwo\n")
+    assert live.caret < len("one\ntwo\n")
     live.press("Control+End")
     type_until_shown(live, " old")
     live.press("Home")
-    assert live.text.evaluate("text => text.selectionEnd") == len("one\ntwo\n")
+    assert live.caret == len("one\ntwo\n")
     live.press("Control+End")
     type_until_shown(live, " man")
     live.press("Enter")
@@ -152,6 +152,8 @@ def test_escape_cancels_what_is_under_way_and_the_next_tab_stays(open_page: Open
     expect(editor.list).to_be_hidden()
     editor.press("Tab")
     expect(editor.text).to_be_focused()
+    assert not editor.requests
+    editor.press("Control+Space")
     editor.wait_for_response()
 
 
@@ -269,7 +271,7 @@ PHONE_WITH_KEYBOARD = {**PHONE, "viewport": {"width": 360, "height": 380}}
 def test_on_a_phone_with_its_keyboard_nothing_scrolls_and_no_button_is_cut(open_page: OpenPage) -> None:
     editor = open_page(mode="eager", context=PHONE_WITH_KEYBOARD)
     type_until_shown(editor, (f"{OPENING} said nothing. ") * 4 + OPENING)
-    position = "[scrollY, document.querySelector('#mirror .ghost').getBoundingClientRect().top]"
+    position = "[scrollY, document.querySelector('.tercet-ghost').getBoundingClientRect().top]"
     before = editor.page.evaluate(position)
     expect(editor.list).to_be_visible()
     assert editor.page.evaluate(position) == before
@@ -297,7 +299,7 @@ def test_on_a_phone_with_its_keyboard_nothing_scrolls_and_no_button_is_cut(open_
     editor.options.nth(1).tap()
     until(lambda: editor.value != text, 10, "the accepted suggestion")
     assert editor.page.evaluate("wasHidden")  # the list of what follows may be open by now
-    assert abs(editor.page.evaluate("scrollY") - before[0]) <= 40  # at most a line, which was inserted
+    assert abs(editor.page.evaluate("scrollY") - before[0]) <= 70  # at most two lines, which were inserted
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_nothing_is_lost_when_the_server_is_killed_and_the_page_is_reloaded(terc
     expected = f"{OPENING}{ghost} – and more,\nwith “marks” 🙂."
     kill(tercet)
     editor.type(" Typed after that.")
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.status).to_contain_text(GONE)
     for addition in ("", " And after a reload."):
         editor.press("Control+End")
@@ -89,7 +89,7 @@ def test_nothing_is_lost_when_the_server_is_killed_and_the_page_is_reloaded(terc
     restart(tercet)
     expect(editor.status).to_contain_text("ready")
     expect(editor.status).not_to_contain_text(GONE)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     editor.wait_for_response()
     assert editor.value == f"{expected_now} Still works."
 
@@ -98,7 +98,7 @@ def test_statuses_do_not_contradict_each_other(tercet: Tercet, editor: Editor) -
     page = editor.page
     editor.type(OPENING)
     kill(tercet)
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     expect(editor.status).to_contain_text(GONE)
     assert "ready" not in editor.status.inner_text()
     restart(tercet)
@@ -109,7 +109,7 @@ def test_statuses_do_not_contradict_each_other(tercet: Tercet, editor: Editor) -
     page.evaluate("dispatchEvent(new Event('online'))")
     expect(editor.status).to_contain_text(GONE)
     page.unroute("**/health/ready")
-    editor.press("Tab")
+    editor.press("Alt+Enter")
     editor.wait_for_response()
     expect(editor.status).to_contain_text("ready")
     assert "respond" not in editor.status.inner_text()
@@ -122,7 +122,7 @@ def test_only_the_editors_own_files_are_cached(tercet: Tercet, editor: Editor) -
     for path in ("/docs", "/health/ready", "/"):
         page.goto(tercet.url + path)
     (paths,) = page.evaluate(CACHED_URLS)
-    names = [path.name for path in STATIC.iterdir() if path.suffix != ".html"]
+    names = [path.relative_to(STATIC) for path in STATIC.rglob("*.*") if path.suffix not in {".html", ".txt"}]
     assert paths == sorted(["/", *(f"/static/{name}" for name in names)])
     assert tercet.stop() == 0
     page.goto(f"{tercet.url}/?from=a-bookmark")
@@ -167,6 +167,7 @@ class PageServer:
             assets = read_assets(self._folder)
         app.add_route("/", AssetResource(assets[INDEX], "The page"))
         app.add_route("/static/{name}", StaticResource(assets))
+        app.add_route("/static/vendor/{name}", StaticResource(assets, "vendor/"))
         self._app = app
 
     @contextmanager

@@ -32,10 +32,10 @@ def test_needs_are_those_of_the_published_models() -> None:
     ("card", "shape", "expected"),
     [
         # For one to four workers: prefix-cache entries of each, and successors that a reload may load at a time.
-        ("T4", SMALL, [(48, 1), (48, 1), (48, 1), (38, 1)]),
-        ("T4", MEDIUM, [(44, 1), (20, 1), (20, 0), (9, 0)]),
+        ("T4", SMALL, [(48, 1), (48, 1), (43, 1), (24, 1)]),
+        ("T4", MEDIUM, [(38, 1), (38, 0), (15, 0), (3, 0)]),
         ("A10", SMALL, [(48, 1)] * 4),
-        ("A10", MEDIUM, [(48, 1), (44, 1), (26, 1), (16, 1)]),
+        ("A10", MEDIUM, [(48, 1), (39, 1), (21, 1), (21, 0)]),
         ("H100", SMALL, [(48, 1)] * 4),
         ("H100", MEDIUM, [(48, 1)] * 4),
     ],

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 import torch
@@ -62,7 +61,6 @@ class EngineConfig:
     # Held while a worker allocates and captures, so that workers of a GPU do not measure each other's halves.
     allocation_lock: Callable[[], AbstractContextManager[object]] = nullcontext
     hang_s: float = 10.0  # a step that takes longer ends the process; 0 disables the watchdog
-    kernel_directory: Path | None = None  # where the choice of a GPU's kernels is stored; None stores nothing
     load_s: float = 0.0  # loading and warming up that take longer end the process; 0 disables this deadline
     num_threads: int | None = None  # of torch; None leaves torch's setting unchanged
     instruction_set: str | None = None  # of the CPU kernels (`shared.cpu_features`); None: the CPU's best
@@ -104,7 +102,7 @@ class RunnerFactory:
         """The runner for the model's device. A GPU's steps cannot be interrupted: what is launched runs to its end."""
         if loaded.device == "cpu":
             return CpuRunner(loaded, config.max_batch, interrupt, config.cache_bytes)
-        return CudaRunner(loaded, config.max_batch, config.cache_bytes, kernel_directory=config.kernel_directory)
+        return CudaRunner(loaded, config.max_batch, config.cache_bytes)
 
     def serving(self, runner: Runner) -> Runner:
         """The runner that serves requests, once `runner` is warm."""

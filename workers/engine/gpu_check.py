@@ -5,6 +5,9 @@ Knows torch's own answers. `shared.gpu_builds` has the tables, `deploy.gpus` ask
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
+
 import structlog
 import torch
 
@@ -31,6 +34,7 @@ def check_gpu(device: str, dtype: str) -> None:
             "The installed torch was built without CUDA: install a build for this GPU (docs/GPU.md has the table), or "
             "set TERCET_DEVICES=cpu."
         )
+    _initialize_driver()
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     architectures = torch.cuda.get_arch_list()
     problem = build_problem(name, capability, torch.version.cuda, architectures) or dtype_problem(
@@ -40,3 +44,13 @@ def check_gpu(device: str, dtype: str) -> None:
         raise LoadFailure(problem)
     if all(f"{capability[0]}{capability[1]}" not in architecture for architecture in architectures):
         log.info("gpu_not_among_builds", device=name, capability=capability, architectures=architectures)
+
+
+def _initialize_driver() -> None:
+    """Initializes the CUDA driver without the interpreter's lock, which torch would hold meanwhile.
+
+    Of several GPUs without the persistence daemon that takes longer than gunicorn waits for a worker. torch reports
+    what is wrong, so an error is ignored here.
+    """
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)

@@ -85,16 +85,33 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> _Drawn:
 
 def _draw_batch(logits: Tensor, draws: Sequence[Draw]) -> _Drawn:
     """Draws for rows that need at most NUM_CANDIDATES candidates each."""
-    values, ids = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
+    values, ids = likeliest(logits, min(NUM_CANDIDATES, logits.shape[1]))
     greedy = [draw.params.temperature == 0 for draw in draws]
     if all(greedy):
-        return _pick_rank(values, ids, draws)
+        return _pick_rank(ids, draws)
     sampled = _pick_sampled(values, ids, draws)
     if not any(greedy):
         return sampled
     mask = torch.tensor(greedy, device=logits.device)
-    token_ids, codes = (torch.where(mask, *pair) for pair in zip(_pick_rank(values, ids, draws), sampled, strict=True))
+    token_ids, codes = (torch.where(mask, *pair) for pair in zip(_pick_rank(ids, draws), sampled, strict=True))
     return token_ids, codes
+
+
+def likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """The `number` likeliest tokens of each row, [rows, number] logits and ids; of equal logits the smaller id first.
+
+    `topk` leaves open which of equal logits it takes, and their order.
+    """
+    values, found = logits.topk(number)
+    last, found = values[:, -1:], found.sort(1).values
+    ordered = logits.gather(1, found).sort(dim=1, descending=True, stable=True)
+    ids = found.gather(1, ordered.indices)
+    has_others = ((logits >= last).sum(1) > number) & (last[:, 0] > float("-inf"))
+    for row in has_others.nonzero()[:, 0].tolist():
+        reaching = (logits[row] >= last[row]).nonzero()[:, 0]
+        order = logits[row, reaching].sort(descending=True, stable=True).indices
+        ids[row] = reaching[order[:number]]
+    return logits.gather(1, ids), ids
 
 
 def _draw_single(logits: Tensor, draw: Draw) -> _Drawn:
@@ -102,36 +119,22 @@ def _draw_single(logits: Tensor, draw: Draw) -> _Drawn:
     params, vocab = draw.params, logits.shape[1]
     number = min(num_needed(draw), vocab)
     if number < vocab or params.temperature == 0:
-        values, ids = logits.topk(int(number))
+        values, ids = likeliest(logits, int(number))
     elif 0 < params.top_p < 1:
         values, ids = logits.sort(descending=True)
     else:
         values, ids = logits, torch.arange(vocab, device=logits.device)[None]
-    return (_pick_rank if params.temperature == 0 else _pick_sampled)(values, ids, [draw])
+    return _pick_rank(ids, [draw]) if params.temperature == 0 else _pick_sampled(values, ids, [draw])
 
 
-def _pick_rank(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> _Drawn:
-    """Greedy: the candidate of the draw's rank; for rank 0, argmax's choice. The codes stay as they are.
+def _pick_rank(ids: Tensor, draws: Sequence[Draw]) -> _Drawn:
+    """Greedy: the candidate of the draw's rank. The codes stay as they are.
 
     A constrained draw has its rank applied by `apply_constraint`.
     """
     ranks = torch.tensor([rank(draw) if draw.constraint is None else 0 for draw in draws], device=ids.device)[:, None]
-    ranked = ids.gather(1, ranks)[:, 0]
     codes = torch.tensor([draw.code for draw in draws], dtype=torch.float64, device=ids.device).T
-    return torch.where(ranks[:, 0] == 0, first_of_equals(values, ids), ranked), codes
-
-
-def first_of_equals(values: Tensor, ids: Tensor) -> Tensor:
-    """The smallest id among the candidates with the highest value, as argmax has it: `topk` leaves their order open.
-
-    Args:
-        values: [rows, candidates], highest first.
-        ids: [rows, candidates].
-
-    Returns:
-        [rows].
-    """
-    return ids.masked_fill(values < values[:, :1], torch.iinfo(ids.dtype).max).amin(1)
+    return ids.gather(1, ranks)[:, 0], codes
 
 
 def _pick_sampled(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> _Drawn:

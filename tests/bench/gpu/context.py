@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoints.resolve import Checkpoint, resolve
-from workers.engine.cuda.kernel_store import Kernels
+from workers.engine.cuda.kernel_choice import Kernels
 
 RESULTS, LOGS = "results", "logs"
 

@@ -1,7 +1,4 @@
-"""Stage `machine`: what the figures depend on, and the two constants of the model of a step.
-
-Bandwidth is the sum of an array that no cache holds; launch cost is a graph of kernels that compute almost nothing.
-"""
+"""Stage `machine`: what the figures depend on. Bandwidth is the sum of an array that no cache holds."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.gpu.steps import time_replays
 from tests.bench.speed.engine_alone import load
-from workers.engine.cuda.graphs import GraphRecorder
 from workers.engine.cuda.runner import CudaRunner
 
 QUERY = (
@@ -36,7 +32,6 @@ def run(context: Context, record: Recorder) -> None:
     record.measure("versions", _versions)
     record.measure("device", lambda: _device(context))
     record.measure("bandwidth", lambda: bandwidth(context))
-    record.measure("launch", lambda: _launch_cost(context))
     record.measure("kernels", lambda: _kernels_in_use(context))
 
 
@@ -80,23 +75,6 @@ def bandwidth(context: Context) -> dict[str, Any]:
     }
 
 
-@torch.inference_mode()
-def _launch_cost(context: Context) -> dict[str, Any]:
-    """µs per kernel of a graph whose kernels add one to 32 numbers, each after the one before."""
-    if not context.is_cuda:
-        raise Skipped("no GPU and no stand-in for it: there are no graphs")
-    numbers, num_kernels = torch.zeros(32, device=context.device), 10 if context.is_rehearsal else 1000
-
-    def work() -> torch.Tensor:
-        for _ in range(num_kernels):
-            numbers.add_(1)
-        return numbers
-
-    graph, _ = GraphRecorder().record(work)
-    times = time_replays(graph.replay, True, 0.2 * context.warm_up_s, 50)
-    return {"us_per_kernel": round(1e3 * median(times) / num_kernels, 3), "num_kernels": num_kernels}
-
-
 def _kernels_in_use(context: Context) -> dict[str, Any]:
     """What a worker's runner uses on this device, and what it logged about fallbacks."""
     loaded = load(subject(context.model), context.device, context.dtype)
@@ -106,10 +84,19 @@ def _kernels_in_use(context: Context) -> dict[str, Any]:
         "kernels": runner.kernels or "torch",
         "dtype": str(loaded.model.token_embedding.dtype).removeprefix("torch."),
         "warnings": [_plain(entry) for entry in logs if entry["log_level"] != "info"],
+        "used_mib": _used_mib(),
         "events": [_plain(entry) for entry in logs if entry["log_level"] == "info"],
     }
     del runner
     return found
+
+
+def _used_mib() -> int | None:
+    """What this process has allocated on the GPU, CUDA's context included, if it is alone there."""
+    if not torch.cuda.is_available():
+        return None
+    free, total = torch.cuda.mem_get_info(0)
+    return (total - free) >> 20
 
 
 def _plain(entry: Any) -> dict[str, Any]:

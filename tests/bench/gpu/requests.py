@@ -6,6 +6,7 @@ Each row has one baseline, so that a baseline that hangs costs its own row only.
 from __future__ import annotations
 
 import sys
+import time
 from functools import partial
 from statistics import median
 from typing import Any
@@ -21,6 +22,8 @@ from tests.bench.run import Options
 from tests.bench.speed.contenders import BASELINES, Contenders
 
 NUM_GATEWAY_REQUESTS = 5  # per round
+# An idle GPU lowers its clocks, and a writer pauses.
+PAUSE_S, NUM_PAUSES = 2.0, 6
 console = Console(file=sys.stderr, width=120)
 
 
@@ -45,11 +48,11 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
     Raises:
         RuntimeError: one of them failed.
     """
-    options = _options(context)
-    prompts = PromptGenerator(options.subject(), options.seed)
-    with Contenders(options, console) as contenders:
-        server = contenders.start_server(options.models)
-        clients = contenders.start_clients((LOOPBACK, server.port), options.subject(), prompts.seed())
+    measured = options(context, context.model)
+    prompts = PromptGenerator(measured.subject(), measured.seed)
+    with Contenders(measured, console) as contenders:
+        server = contenders.start_server(measured.models)
+        clients = contenders.start_clients((LOOPBACK, server.port), measured.subject(), prompts.seed())
 
         def measure_gateway() -> dict[str, list[float]]:
             replies = raise_for_status(clients.call("send_new", NUM_GATEWAY_REQUESTS))
@@ -58,9 +61,15 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
                 "overhead": [reply.overhead_ms for reply in replies],
             }
 
-        [theirs] = contenders.start_baselines([baseline], options.subject(), prompts)
+        def send_after_a_pause() -> float:
+            time.sleep(PAUSE_S)
+            (reply,) = raise_for_status(clients.call("send_new", 1))
+            return float(reply.wall_ms)
+
+        [theirs] = contenders.start_baselines([baseline], measured.subject(), prompts)
         turns = [theirs, Contender("gateway", "gateway", measure_gateway)]
-        results = interleave(turns, options.num_rounds, console)
+        results = interleave(turns, measured.num_rounds, console)
+        paused = [send_after_a_pause() for _ in range(1 if context.is_rehearsal else NUM_PAUSES)]
         slots = server.slots()
     if results.failures:
         raise RuntimeError("; ".join(f"{name} failed: {why}" for name, why in results.failures.items()))
@@ -71,15 +80,21 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
         "gateway_ms": round(ours, 3),
         "speedup": round(other / ours, 2),
         "overhead_ms": round(median(results.samples["overhead"]), 3),
+        "after_pause_ms": round(median(paused), 3),
+        "samples_after_pause_ms": [round(value, 3) for value in paused],
         "samples_ms": {name: [round(value, 3) for value in values] for name, values in results.samples.items()},
         "slots": slots,
     }
 
 
-def _options(context: Context) -> Options:
+def options(context: Context, models: str) -> Options:
+    """
+    Args:
+        models: a value of `TERCET_MODELS`.
+    """
     device, settings = ("cpu", {"dtype": "fp32"}) if context.is_rehearsal else ("cuda", {})
     return Options(
-        models=context.model,
+        models=models,
         device=device,
         num_rounds=1 if context.is_rehearsal else 7,
         is_quick=context.is_rehearsal,

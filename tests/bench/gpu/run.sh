@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # `make gpu` on a bare machine without a network:  tests/bench/gpu/run.sh [OPTION …]
 #
+# `--part A`, then `--part B`: each ends within ten minutes, and neither needs the other. summary.md names first what is
+# broken.
+#
 # Installs the wheels of `make gpu-wheels` from WHEELS (default build/gpu-wheels) into a directory of their own; PYTHON
 # (default python3) is the Python that has torch. The compiled CPU kernels travel, too: workers/engine/cpu/compiled.
 # A directory, not a virtual environment: where PYTHON is in a virtual environment itself, another one would not see its

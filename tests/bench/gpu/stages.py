@@ -24,11 +24,13 @@ class Stage:
     """A part of the run in a process of its own.
 
     Attributes:
+        part: A or B; each ends within ten minutes, and neither needs the other.
         function: "module:name" below `tests.bench.gpu`; called with the context and the recorder.
         limit_s: the process is ended after this time.
         rehearsal_limit_s: the same without a GPU.
     """
 
+    part: str
     name: str
     function: str
     limit_s: float
@@ -43,13 +45,16 @@ def step_key(model: str, num_rows: int, num_tokens: int) -> str:
 STAGES = {
     stage.name: stage
     for stage in (
-        Stage("machine", "machine:run", 60),  # machine, versions, bandwidth, launch cost, kernels in use
-        Stage("decode", "decode:run", 110),  # decode step, replays timed by events
-        Stage("tests", "gpu_tests:run", 120, 200),  # GPU tests
-        Stage("request", "requests:run", 90),  # whole request against three generate calls, bf16
-        Stage("seeds", "seeds:run", 90),  # same seed alone and among 48
-        Stage("profile", "profiles:run", 60),  # kernels and µs per replay
-        Stage("compiled", "requests:run_compiled", 110),  # whole request against static cache and compile
+        Stage("A", "smoke", "smoke:run", 60),  # each kernel against plain torch
+        Stage("A", "machine", "machine:run", 60),  # machine, versions, bandwidth, kernels, memory
+        Stage("A", "decode", "decode:run", 110),  # decode step, replays timed by events
+        Stage("A", "prefill", "prefills:run", 40),  # prefill program
+        Stage("A", "request", "requests:run", 90),  # whole request against three generate calls, bf16; with pauses
+        Stage("A", "seeds", "seeds:run", 90),  # same seed alone and among 48
+        Stage("A", "profile", "profiles:run", 60),  # kernels and µs per replay
+        Stage("B", "tests", "gpu_tests:run", 200, 200),  # GPU tests
+        Stage("B", "workers", "several_workers:run", 90),  # one worker on the GPU against two
+        Stage("B", "compiled", "requests:run_compiled", 150),  # whole request against static cache and compile
     )
 }
 

@@ -17,8 +17,7 @@ import torch
 from tests.bench.speed.engine_alone import load
 from workers.checkpoints.resolve import Checkpoint
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
-from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
-from workers.engine.cuda.kernel_store import Kernels, KernelStore
+from workers.engine.cuda.kernel_choice import Kernels, choose_kernels, make_kernels
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import (
     ENTRY,
@@ -63,7 +62,7 @@ class DecodeSteps:
         weights_dtype, place = self.loaded.model.token_embedding.dtype, torch.device(device)
         self.kernels = str(kernels)
         if kernels is None:
-            choice = choose_kernels(self.loaded.config, weights_dtype, max_rows, place, KernelStore(None))
+            choice = choose_kernels(self.loaded.config, weights_dtype, max_rows, place)
             self.kernels, kernels = str(choice), choice.kernels
         self._kernels = make_kernels(kernels, self.loaded.model, max_rows, place)
         self._cache = KVCache(self.loaded.config, max_rows, weights_dtype, place)

@@ -15,7 +15,8 @@ from tests.bench.gpu.context import LOGS, RESULTS
 from tests.bench.gpu.record import StageResult, write_json
 from tests.bench.gpu.stages import Stage, step_key
 
-DOCUMENT, ARCHIVE = "gpu-results.json", "gpu-results.tar.gz"
+DOCUMENT, PAGE, ARCHIVE = "gpu-results.json", "summary.md", "gpu-results.tar.gz"
+BROKEN = ("failed", "timed out", "partial")  # states of a stage
 # A file that comes back from a machine must be below 16 MiB.
 MAX_FILE_BYTES = 15 << 20
 # Stage, row, title, and the bound of the ratio to the floor of a step (at most), or to a baseline (at least).
@@ -71,6 +72,28 @@ def document(results: Mapping[str, StageResult], stages: Sequence[Stage], comman
     }
 
 
+def page(found: Mapping[str, Any]) -> str:
+    """What is broken, then what was not measured, then the targets, in Markdown."""
+    stages = {name: result for name, result in found["stages"].items() if result is not None}
+    broken, missing = [], [name for name in found["stages"] if name not in stages]
+    for name, result in stages.items():
+        broken += [f"{name}: {result['state']}. {result['reason']}"] if result["state"] in BROKEN else []
+        broken += [f"{name}: {row}: {why}" for row, why in result["errors"].items()]
+        missing += [f"{name}: {row}: {why}" for row, why in result["skipped"].items()]
+    targets = [
+        f"{row['title']}: {row['ours']}, {row['against'] or 'no baseline'}; wanted {row['bound']}"
+        for row in found["targets"]
+    ]
+    lines = [
+        f"# {found['command']}",
+        "",
+        *(["A rehearsal: its figures mean nothing."] if found["is_rehearsal"] else []),
+    ]
+    for title, entries in (("Broken", broken), ("Not measured", missing), ("Targets", targets)):
+        lines += ["", f"## {title}", "", *(f"- {entry}" for entry in entries or ["nothing"])]
+    return "\n".join(lines) + "\n"
+
+
 def _rows(results: Mapping[str, StageResult], stage: str) -> dict[str, dict[str, Any]]:
     return results[stage].rows if stage in results else {}
 
@@ -82,14 +105,15 @@ def collect(out: Path, found: Mapping[str, Any], target: Path | None = None) -> 
         target: directory that gets a copy of them.
     """
     write_json(out / DOCUMENT, found)
+    (out / PAGE).write_text(page(found), "utf-8")
     part = out / f"{ARCHIVE}.part"
     with tarfile.open(part, "w:gz") as archive:
         results, logs = sorted((out / RESULTS).glob("*.json")), sorted((out / LOGS).glob("*"))
-        for path in [out / DOCUMENT, *results, *logs]:
+        for path in [out / DOCUMENT, out / PAGE, *results, *logs]:
             if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
                 archive.add(path, arcname=str(path.relative_to(out)))
     part.replace(out / ARCHIVE)
-    files = [out / DOCUMENT, out / ARCHIVE]
+    files = [out / DOCUMENT, out / PAGE, out / ARCHIVE]
     if target is not None:
         target.mkdir(parents=True, exist_ok=True)
         for path in files:

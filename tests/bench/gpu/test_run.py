@@ -78,7 +78,8 @@ def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -
     assert document["stages"]["profile"]["state"] == "done"
     # What comes back from a machine is at most eight files, each below 16 MiB.
     files = sorted(collected.iterdir())
-    assert [path.name for path in files] == ["gpu-results.json", "gpu-results.tar.gz"]
+    assert [path.name for path in files] == ["gpu-results.json", "gpu-results.tar.gz", "summary.md"]
+    assert "## Broken\n\n- nothing\n" in (collected / "summary.md").read_text()
     assert max(path.stat().st_size for path in files) < 16 << 20
     with tarfile.open(collected / "gpu-results.tar.gz") as archive:
         assert {"gpu-results.json", "results/decode.json", "logs/decode.log"} <= set(archive.getnames())

@@ -23,7 +23,8 @@ def short_answers(rng: random.Random) -> bytes:
     """Short, so that the machine serves many; some have three branches, a session, or a long prompt."""
     number = rng.randrange(NUM_WORDS)
     context = f"Door {number} opened, and" * (40 if number % 20 == 0 else 1)
-    more: dict[str, Any] = {"session": f"s{number % 50}-{number}"} if number % 10 == 0 else {}
+    # Of its own: a request of a session supersedes the one before.
+    more: dict[str, Any] = {"session": f"s{rng.getrandbits(62)}"} if number % 10 == 0 else {}
     return completion_request(context, length=1 + number % 2, n_samples=3 if number % 8 == 0 else 1, **more)
 
 

@@ -47,8 +47,8 @@ def test_the_body_has_a_row_per_slot_and_per_model(gateway: Gateway) -> None:
     gateway.admission.update(2, State(state="failed", reason="no such file"))
     body = gateway.client.simulate_get("/health/ready").json
     assert body["models"] == [
-        {"model": "small", "source": "hub:small", "warning": None},
-        {"model": "medium", "source": "hub:medium", "warning": "not checked"},
+        {"model": "small", "source": "hub:small", "warning": None, "bytes": 1 << 30},
+        {"model": "medium", "source": "hub:medium", "warning": "not checked", "bytes": 1 << 30},
     ]
     assert body["slots"][0] == {
         "slot": 0,

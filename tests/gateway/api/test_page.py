@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 
@@ -10,8 +11,14 @@ import pytest
 from gateway.api.page import STATIC
 from tests.gateway.conftest import Gateway
 
-CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-FILES = sorted(path.name for path in STATIC.iterdir() if path.is_file())
+CONTENT_TYPES = {
+    "html": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+    "txt": "text/plain",
+}
+FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -34,7 +41,7 @@ def test_the_service_worker_names_every_file_of_the_editor_with_its_hash(gateway
     constant, _, script = response.text.partition(";\n")
     assert script == (STATIC / "service_worker.js").read_text()
     files = json.loads(constant.removeprefix("globalThis.TERCET_ASSETS = "))["files"]
-    assert files.keys() == {"./", *(f"static/{name}" for name in FILES if not name.endswith(".html"))}
+    assert files.keys() == {"./", *(f"static/{name}" for name in FILES if not name.endswith((".html", ".txt")))}
     for address, hash_digits in files.items():
         content = gateway.client.simulate_get(f"/{address.removeprefix('./')}").content
         assert hashlib.sha256(content).hexdigest().startswith(hash_digits)
@@ -45,12 +52,15 @@ def test_the_service_worker_names_every_file_of_the_editor_with_its_hash(gateway
 def test_security_and_cache_headers(gateway: Gateway, path: str) -> None:
     headers = gateway.client.simulate_get(path).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["Content-Security-Policy"].split(";"))
+    import_map = (STATIC / "index.html").read_text().partition('<script type="importmap">')[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()
+    only_here = {"script-src": f"'self' 'sha256-{digest}'", "style-src": "'self' 'nonce-codemirror'"}
     assert policy == {
         "default-src": "'self'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
-    }
+    } | (only_here if path == "/" else {})
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
     assert headers["Cache-Control"] == "no-cache"

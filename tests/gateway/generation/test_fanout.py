@@ -123,7 +123,7 @@ FAILURES: list[tuple[list[Step], str]] = [
     ([Break()], "broken"),
     ([Accepted(), Break()], "broken"),
     ([Accepted(), Failed(code="device_error", detail="d")], "device_error"),
-    ([Refusal(503, "slot_full")], "slot_full"),
+    ([Refusal(503, "not_ready")], "not_ready"),
     ([Refusal(500, "internal_error")], "internal_error"),
     ([Hang()], "not_acknowledged"),
     ([Accepted(), Failed(code="out_of_memory", detail="d")], "out_of_memory"),
@@ -237,7 +237,7 @@ def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_po
 PAUSES_S = [RETRY_PAUSE_S, 4 * RETRY_PAUSE_S]
 
 
-@pytest.mark.parametrize(("code", "pauses_s"), [("slot_full", PAUSES_S), ("not_ready", PAUSES_S), ("device", [])])
+@pytest.mark.parametrize(("code", "pauses_s"), [("not_ready", PAUSES_S), ("device", [])])
 def test_only_after_a_transient_refusal_a_branch_pauses_longer_each_time(
     make_pool: MakePool, code: str, pauses_s: list[float]
 ) -> None:
@@ -249,7 +249,7 @@ def test_only_after_a_transient_refusal_a_branch_pauses_longer_each_time(
     assert [each.args for each in pause.mock_calls] == [(pause_s,) for pause_s in pauses_s]
 
 
-def test_a_branch_waits_for_room_that_other_gateways_have_taken(make_pool: MakePool) -> None:
+def test_a_branch_waits_for_room_in_a_full_slot(make_pool: MakePool) -> None:
     """More often than a failed branch is retried, and without the budget for retries."""
     refusals = iter([Refusal(503, "slot_full")] * 5)
 
@@ -258,15 +258,13 @@ def test_a_branch_waits_for_room_that_other_gateways_have_taken(make_pool: MakeP
         yield from [refusal] if refusal else completion(request, " the sea")
 
     pool = make_pool(respond, num_retries=0)
-    pool.clients[0].is_remote = True
     [result] = start(pool, RequestContext(make_spec(num_completions=1)))
     assert isinstance(result, BranchResult)
     assert pool.num_branches(0, "slot_full") == 5
 
 
-def test_a_branch_that_waits_for_room_elsewhere_ends_at_its_deadline(make_pool: MakePool) -> None:
+def test_a_branch_that_waits_for_room_ends_at_its_deadline(make_pool: MakePool) -> None:
     pool = make_pool(lambda _: [Refusal(503, "slot_full")])
-    pool.clients[0].is_remote = True
     [event] = start(pool, RequestContext(make_spec(num_completions=1, timeout_s=1.0)))
     assert isinstance(event, BranchFailure)
     pool.wait_until_idle()

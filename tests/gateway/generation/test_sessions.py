@@ -1,5 +1,7 @@
 """A newer request of a session cancels the older."""
 
+import pytest
+
 from gateway.generation.request import RequestContext
 from gateway.generation.sessions import Sessions
 from shared.errors import Superseded
@@ -17,6 +19,19 @@ def test_a_newer_request_of_a_session_cancels_the_older() -> None:
         assert newer.cancel_reason is None
         with sessions.superseding(newest):
             assert newer.cancel_reason is None  # its block had ended
+
+
+def test_a_request_that_arrives_after_a_newer_one_is_refused() -> None:
+    """A browser sends both within milliseconds, on two connections."""
+    sessions = Sessions()
+    newer, late, newest = (RequestContext(make_spec(session="s", sequence=number)) for number in (2, 1, 3))
+    with sessions.superseding(newer):
+        with pytest.raises(Superseded), sessions.superseding(late):
+            pass
+        assert newer.cancel_reason is None
+        with sessions.superseding(newest):
+            assert isinstance(newer.cancel_reason, Superseded)
+            assert newest.cancel_reason is None
 
 
 def test_the_end_of_the_older_request_leaves_the_newer_registered() -> None:

@@ -17,7 +17,8 @@ from tests.bad_requests import HttpRequest, call_app
 from tests.gateway.conftest import Gateway, MakeGateway
 from tests.gateway.middleware.conftest import Echo
 
-OPEN = {"/", "/static/{name}", "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
+STATIC = {"/static/{name}", "/static/vendor/{name}"}
+OPEN = {"/", *STATIC, "/service_worker.js", "/docs", "/openapi.json", "/health/live", *READY_PATHS}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "NONSENSE")
 
 
@@ -113,7 +114,7 @@ def test_all_refusals_are_the_same_but_for_the_request_id(keyed: Gateway) -> Non
     assert bodies.pop()[0] == 401
 
 
-@pytest.mark.parametrize("path", [*sorted(OPEN - {"/static/{name}"}), "/static/tercet.js"])
+@pytest.mark.parametrize("path", [*sorted(OPEN - STATIC), "/static/tercet.js", "/static/vendor/codemirror.js"])
 def test_open_routes_are_read_without_a_key_and_with_a_wrong_one(keyed: Gateway, path: str) -> None:
     for headers in ({}, {"Authorization": "Bearer tct_wrong"}):
         assert keyed.client.simulate_get(path, headers=headers).status_code in {200, 503}

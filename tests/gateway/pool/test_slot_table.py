@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
+from gateway.pool.slot_table import HANDOVER_S, MAX_DOWN_S, SlotTable
 from shared.plan import Remote, Slot, make_slots
 from shared.protocol import State
 
@@ -23,6 +23,24 @@ def test_placement_sees_the_warm_slots_of_the_model() -> None:
     table.release(1)
     [[entry]] = table.groups("small")
     assert (entry.index, entry.in_flight, entry.max_batch, entry.load(0)) == (1, 1, 3, 2.5)
+
+
+@pytest.mark.parametrize("next_state", ["draining", "down", "starting", "loading"])
+def test_a_model_stays_ready_for_a_moment_while_its_slots_change_their_workers(
+    next_state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make()
+    assert table.ready_models == set()
+    for index in (0, 1):
+        table.update(index, State(state="warm", pid=1))
+    for index in (0, 1):
+        table.update(index, State(state=next_state, pid=2))
+    assert table.ready_models == {"small"}
+    later = time.monotonic() + HANDOVER_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert table.ready_models == set()
+    table.update(1, State(state="warm", pid=2))
+    assert table.ready_models == {"small"}
 
 
 def test_slots_with_different_weights_are_in_different_groups() -> None:

@@ -1,25 +1,21 @@
-"""Computes logits from token ids on a GPU: matrix products, and `StepKernels` between them.
+"""Computes logits from token ids on a GPU: `StepKernels` for a decode step, plain torch for prefill.
 
-Walks `Layer.operations`. A bias and a GELU are computed by the product before them, so a layer takes seven kernels:
-four products, two additions with a norm, and attention. Knows the model and kernels. Does not know batches, graphs and
-which kernels are used.
+Walks `Layer.operations`. A norm, an activation and a residual addition are part of the product beside them, so a layer
+is four products and attention. Knows the model and kernels. Does not know batches, graphs and which kernels are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from workers.engine.cuda.step_kernels import POSITION, StepKernels, TorchKernels, embed
-from workers.engine.model.linear import DeviceLinear
+from workers.engine.cuda.step_kernels import POSITION, Product, StepKernels, TorchKernels, embed, multiply
 from workers.engine.model.transformer import (
     Activate,
     AddAndNorm,
     Attend,
-    Linear,
     Multiply,
     Norm,
     Operation,
@@ -28,8 +24,7 @@ from workers.engine.model.transformer import (
 
 # layer, [rows, qkv_width] queries (scaled), keys and values → [rows, heads · head_size]; stores the keys and values
 AttendFn = Callable[[int, Tensor], Tensor]
-# (x, y, norm) → norm(x), after y is added to x in place, if there is one
-AddNormFn = Callable[[Tensor, Tensor | None, Norm], Tensor]
+MultiplyFn = Callable[[Product, Tensor, Tensor | None], Tensor]  # as `step_kernels.multiply`
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,98 +44,74 @@ class DecodeKernels:
 PLAIN_KERNELS = DecodeKernels(TorchKernels, is_length_bound=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MultiplyAndActivate:
-    """y ← activation(linear(y))."""
-
-    linear: Linear
-
-
-def decode(model: Transformer, layers: Tensor, table: Tensor, kernels: StepKernels) -> tuple[Tensor, Tensor]:
+def decode(model: Transformer, layers: Tensor, table: Tensor, out: Tensor, kernels: StepKernels) -> Tensor:
     """One decode step: draws each sequence's next token, and advances the table.
 
     Args:
         layers: [layers, slots, 2, heads, head_size], the KV slots.
         table: [TABLE_ROWS, sequences] float64.
+        out: the tokens, as `StepKernels.draw` stores them.
 
     Returns:
-        Logits [sequences, vocab] float32, and the tokens, as `StepKernels.draw` gives them.
+        Logits [sequences, vocab] float32.
     """
-    integers, x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    y = run_layers(
-        model,
-        x,
-        integers[POSITION],
-        kernels.add_norm,
-        lambda layer, qkv: kernels.attend(qkv, layers[layer], integers),
-    )
-    logits = model.head(kernels.add_norm(x, y, model.norm))
-    return logits, kernels.draw(logits, table)
+    x = kernels.begin(table, model.token_embedding, model.position_embedding)
+    positions = None if model.rotations is None else table[POSITION].long()
+
+    def attend(layer: int, qkv: Tensor) -> Tensor:
+        return kernels.attend(qkv, layers[layer], table)
+
+    run_layers(model, x, positions, kernels.multiply, attend)
+    logits = kernels.multiply(Product(model.head, model.norm), x, None)
+    kernels.draw(logits, table, out)
+    return logits
 
 
 def prefill(model: Transformer, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
     """[rows] token ids and positions → [rows, n_embd], the residual stream after the last layer."""
     x = embed(token_ids, positions, model.token_embedding, model.position_embedding)
-    y = run_layers(model, x, positions, _add_norm, attend)
-    return x if y is None else x + y
+    run_layers(model, x, positions, multiply, attend)
+    return x
 
 
-def run_layers(
-    model: Transformer, x: Tensor, positions: Tensor, add_norm: AddNormFn, attend: AttendFn
-) -> Tensor | None:
-    """Computes all layers on x [rows, n_embd], the residual stream, which is changed in place.
+def run_layers(model: Transformer, x: Tensor, positions: Tensor | None, multiply: MultiplyFn, attend: AttendFn) -> None:
+    """Computes all layers on x [rows, n_embd], the residual stream, in place.
 
-    Returns:
-        What the next norm has to add to x; None if there are no layers.
+    Args:
+        positions: [rows], of a model that rotates queries and keys.
     """
-    y: Tensor | None = None
     for index, layer in enumerate(model.layers):
-        for operation in fuse(layer.operations):
-            if isinstance(operation, AddAndNorm):
-                y = add_norm(x, y, operation.norm)
-                continue
-            assert y is not None
-            match operation:
-                case Multiply(linear):
-                    y = linear(y)
-                case MultiplyAndActivate(linear):
-                    y = _activated_product(model, linear, y)
-                case Attend():
-                    y = attend(index, model.place(operation, y, positions))
-                case Activate():
-                    y = model.activate(y)
-    return y
+        y: Tensor | None = None
+        for operation in fuse(model, layer.operations):
+            if isinstance(operation, Product):
+                y = multiply(operation, x, y)
+            else:
+                assert y is not None
+                y = attend(index, y if positions is None else model.place(operation, y, positions))
 
 
-def fuse(operations: Sequence[Operation]) -> list[Operation | MultiplyAndActivate]:
-    """The operations, with each activation joined to the product before it."""
-    fused: list[Operation | MultiplyAndActivate] = []
+def fuse(model: Transformer, operations: Sequence[Operation]) -> list[Product | Attend]:
+    """The operations of a layer, with norms, activations and residual additions joined to the products beside them."""
+    fused: list[Product | Attend] = []
+    norm: Norm | None = None
     for operation in operations:
-        if isinstance(operation, Activate) and fused and isinstance(before := fused[-1], Multiply):
-            fused[-1] = MultiplyAndActivate(before.linear)
-        else:
-            fused.append(operation)
+        match operation:
+            case AddAndNorm(norm):
+                _add_last(fused)
+            case Multiply(linear):
+                fused.append(Product(linear, norm))
+                norm = None
+            case Activate():
+                last = fused[-1]
+                assert isinstance(last, Product)
+                fused[-1] = replace(last, activate=model.activate)
+            case Attend():
+                fused.append(operation)
+    _add_last(fused)
     return fused
 
 
-def has_gelu_epilogue(weight: Tensor) -> bool:
-    """Whether a product with `weight` can compute the tanh form of GELU before it stores its result.
-
-    torch's CUDA product does so with cuBLASLt's epilogue, or by `gelu_(…, "tanh")` where it uses plain cuBLAS; on a CPU
-    the same function computes the form with erf. Source: `addmm_out_cuda_impl` in aten/src/ATen/native/cuda/Blas.cpp.
-    """
-    return weight.is_cuda
-
-
-def _activated_product(model: Transformer, linear: Linear, y: Tensor) -> Tensor:
-    if model.has_tanh_gelu and isinstance(linear, DeviceLinear):
-        weight, bias = linear.weight, linear.bias
-        if bias is not None and has_gelu_epilogue(weight):
-            return torch._addmm_activation(bias, y, weight.T, use_gelu=True)
-    return model.activate(linear(y))
-
-
-def _add_norm(x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
-    if y is not None:
-        x += y
-    return norm(x)
+def _add_last(fused: list[Product | Attend]) -> None:
+    """The norm that follows, or the layer's end, adds the last product to the residual stream."""
+    if fused and isinstance(last := fused[-1], Product):
+        fused[-1] = replace(last, is_added=True)

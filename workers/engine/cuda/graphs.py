@@ -7,6 +7,7 @@ dummy KV slot. Knows the model, the KV slots and sampling. Does not know the sch
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +25,10 @@ from workers.engine.model.transformer import Transformer
 
 # Without cuDNN, whose attention is compiled for each new shape, while a request waits.
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+TIMED_TOKENS = 128  # of each sequence, when a program is timed; real durations follow
 LENGTHS = (64, 128, 256, 512)  # buckets of tokens attended to; the context's length is added
-CHUNK_SIZES = (16, 32, 64, 128, 256)
+SEGMENT_TOKENS, NUM_SEGMENTS = 16, 8  # of a prefill program
+NUM_TOKENS = SEGMENT_TOKENS * NUM_SEGMENTS
 
 Out = TypeVar("Out")
 
@@ -69,11 +72,13 @@ class GraphRecorder:
             function()  # libraries choose kernels and allocate workspaces on first use
         before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
+        gc.disable()  # a graph that it destroys, of an earlier try to load the model, would invalidate the capture
         try:
             # Other threads may call CUDA meanwhile, for example to read the free memory.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 out = function()
         finally:
+            gc.enable()
             # `torch.cuda.graph` does not, if the capture was invalidated.
             torch.cuda.set_stream(before)
         return graph, out
@@ -85,7 +90,7 @@ class Program(Generic[Out]):
     def __init__(self, function: Callable[[], Out]) -> None:
         self._function = function
         self._captured: tuple[torch.cuda.CUDAGraph, Out] | None = None
-        self.ms = 0.0  # of a replay; 0 until captured
+        self.ms = 0.0  # of a replay, as measured lately; 0 until captured
 
     def __call__(self) -> Out:
         """Runs the function. The result is valid until the next call of any program."""
@@ -108,16 +113,15 @@ class Program(Generic[Out]):
         self.ms = begin.elapsed_time(end)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The result of one decode step of a batch."""
-
-    logits: Tensor  # [size, vocab] float32
-    tokens: Tensor  # [4, size], as `draw` gives them
-
-
 class Batch:
-    """The decode step of `size` sequences. The token drawn is the input of the next step, without the host."""
+    """The decode step of `size` sequences. The token drawn is the input of the next step, without the host.
+
+    Attributes:
+        table: [TABLE_ROWS, size] float64.
+        tokens: [MAX_STEPS, 4, size] float64, the tokens of the steps since the table's AT was 0, as
+            `StepKernels.draw` stores them.
+        programs: length bucket → the step; its result is the logits [size, vocab] float32.
+    """
 
     def __init__(self, model: Transformer, cache: KVCache, size: int, kernels: DecodeKernels) -> None:
         self.size = size
@@ -125,22 +129,22 @@ class Batch:
         self.padding = padding_column(cache.layout.dummy_slot)
         # One table, so one upload for each launch; float64 holds the integers exactly.
         self._empty = torch.tensor(self.padding, dtype=torch.float64, device=cache.layers.device)[:, None]
-        self.table = self._empty.repeat(1, size)  # [TABLE_ROWS, size]
+        self.table = self._empty.repeat(1, size)
+        self.tokens = torch.zeros(MAX_STEPS, 4, size, dtype=torch.float64, device=cache.layers.device)
         n_ctx = cache.layout.n_ctx
         lengths = length_buckets(n_ctx) if kernels.is_length_bound else (n_ctx,)
         self.programs = {length: Program(partial(self._step, kernels.make(length))) for length in lengths}
 
     def capture(self, recorder: GraphRecorder) -> None:
-        """Captures all programs, each timed at its full length. Overwrites entry 0."""
+        """Captures all programs, each timed at TIMED_TOKENS. Overwrites entry 0."""
         for length, program in self.programs.items():
             self.table[SUFFIX] = 0
-            self.table[POSITION] = length - 1
+            self.table[POSITION] = min(length, TIMED_TOKENS) - 1
             program.capture(recorder)
         self.table.copy_(self._empty)
 
-    def _step(self, kernels: StepKernels) -> StepResult:
-        logits, tokens = decode(self._model, self._cache.layers, self.table, kernels)
-        return StepResult(logits, tokens)
+    def _step(self, kernels: StepKernels) -> Tensor:
+        return decode(self._model, self._cache.layers, self.table, self.tokens, kernels)
 
 
 def padding_column(dummy_slot: int) -> tuple[float, ...]:
@@ -148,55 +152,84 @@ def padding_column(dummy_slot: int) -> tuple[float, ...]:
     return (0, 0, 0, dummy_slot, 0, 0, 0, 1, 2, 0.5, 1, 0, *[0.5] * MAX_STEPS)
 
 
-class PrefillProgram:
-    """The prefill of up to `size` consecutive tokens of one prompt, after those that are in its entry."""
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Up to SEGMENT_TOKENS consecutive tokens of a prompt, from position `start` on, to be stored in `entry`."""
 
-    def __init__(self, model: Transformer, cache: KVCache, size: int) -> None:
-        self.size = size
+    tokens: Sequence[int]
+    start: int
+    entry: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens)
+
+
+class PrefillProgram:
+    """The prefill of up to NUM_SEGMENTS segments, of one prompt or of several.
+
+    All products have the same number of rows whatever is prefilled, so a token's keys, values and logits do not depend
+    on what shares the program with it, nor on how its prompt is divided. Segments of a prompt may share a program: the
+    keys and values of all segments are stored in a layer before any attends.
+
+    Attributes:
+        table: [4, NUM_TOKENS] int64, as `numbers` gives it.
+    """
+
+    def __init__(self, model: Transformer, cache: KVCache) -> None:
         self._model, self._cache = model, cache
-        # Rows: token ids, positions, slots; then [the entry's first slot, index of the last token].
-        self.table = torch.zeros(4, size, dtype=torch.long, device=cache.layers.device)
+        # Rows: token ids, positions, slots; then the first slot of each segment's entry, and its last row.
+        self.table = torch.zeros(4, NUM_TOKENS, dtype=torch.long, device=cache.layers.device)
         self.table[2] = cache.layout.dummy_slot
-        n_ctx = cache.layout.n_ctx
-        lengths = [length for length in length_buckets(n_ctx) if length >= size] or [n_ctx]
-        self.programs = {length: Program(partial(self._compute, length)) for length in lengths}
+        lengths = length_buckets(cache.layout.n_ctx)
+        self._programs = {length: Program(partial(self._compute, length)) for length in lengths}
 
     def capture(self, recorder: GraphRecorder) -> None:
-        """Captures all programs."""
-        for program in self.programs.values():
+        """Captures the programs of all lengths."""
+        for program in self._programs.values():
             program.capture(recorder)
 
-    def numbers(self, tokens: Sequence[int], start: int, entry: int) -> list[list[int]]:
-        """The table [4, size] that prefills `tokens` into `entry` from position `start` on."""
-        spare = self.size - len(tokens)
+    def __call__(self, length: int) -> tuple[Tensor, Tensor]:
+        """Computes the segments in `table`, of which none stops behind position `length`.
+
+        Returns:
+            Residual stream after the last layer, [NUM_SEGMENTS, SEGMENT_TOKENS, n_embd], and logits after the last
+            token of each segment, [NUM_SEGMENTS, vocab] float32. Both are valid until the next call of any program.
+        """
+        return self._programs[bucket_for(tuple(self._programs), length)]()
+
+    def numbers(self, segments: Sequence[Segment]) -> list[list[int]]:
+        """The table [4, NUM_TOKENS] of these segments."""
         layout = self._cache.layout
-        first = layout.first_of_entry(entry)
-        positions = range(start, start + len(tokens))
-        return [
-            [*tokens, *[0] * spare],
-            [*positions, *[0] * spare],
-            [*(first + position for position in positions), *[layout.dummy_slot] * spare],
-            [first, len(tokens) - 1, *[0] * (self.size - 2)],
-        ]
+        ids, positions = [0] * NUM_TOKENS, [0] * NUM_TOKENS
+        slots, rest = [layout.dummy_slot] * NUM_TOKENS, [0] * NUM_TOKENS
+        for number, segment in enumerate(segments):
+            row, first = number * SEGMENT_TOKENS, layout.first_of_entry(segment.entry)
+            rows = slice(row, row + len(segment.tokens))
+            ids[rows] = segment.tokens
+            positions[rows] = range(segment.start, segment.stop)
+            slots[rows] = range(first + segment.start, first + segment.stop)
+            rest[number], rest[NUM_SEGMENTS + number] = first, rows.stop - 1
+        return [ids, positions, slots, rest]
 
     def _compute(self, length: int) -> tuple[Tensor, Tensor]:
-        """Hidden states [size, n_embd] of the tokens, and logits [1, vocab] after the last."""
         ids, positions, slots, rest = self.table.unbind(0)
         place = torch.arange(length, device=ids.device)
-        is_seen = (place <= positions[:, None])[None, None]
-        attend = _attention(self._cache, slots, (rest[:1] + place)[None], is_seen, self.size)
+        is_seen = (place <= positions[:, None]).view(NUM_SEGMENTS, 1, SEGMENT_TOKENS, length)
+        reads = rest[:NUM_SEGMENTS, None] + place
         with sdpa_kernel(BACKENDS):
-            hidden = prefill(self._model, ids, positions, attend)
-        return hidden, self._model.logits(hidden.index_select(0, rest[1:2]))
+            hidden = prefill(self._model, ids, positions, _attention(self._cache, slots, reads, is_seen))
+        last = hidden.index_select(0, rest[NUM_SEGMENTS : 2 * NUM_SEGMENTS])
+        return hidden.view(NUM_SEGMENTS, SEGMENT_TOKENS, -1), self._model.logits(last)
 
 
-def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor, num_queries: int) -> AttendFn:
-    """Attention of sequences with `num_queries` new tokens each, in plain torch.
+def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor) -> AttendFn:
+    """Attention of segments, in plain torch.
 
     Args:
-        writes: [sequences · queries] KV slots of the new tokens.
-        reads: [sequences, length] KV slots of all tokens.
-        is_seen: [sequences, 1, queries, length] which of them each new token attends to.
+        writes: [segments · queries] KV slots of the new tokens.
+        reads: [segments, length] KV slots of all tokens.
+        is_seen: [segments, 1, queries, length] which of them each new token attends to.
     """
     bias = torch.zeros(is_seen.shape, dtype=cache.layers.dtype, device=is_seen.device)
     bias.masked_fill_(~is_seen, float("-inf"))
@@ -205,7 +238,7 @@ def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor, n
         queries, keys_values = split_heads(qkv, cache.layers)
         cache.write(layer, writes, keys_values)
         keys, values = cache.read(layer, reads)
-        queries = queries.view(len(reads), num_queries, *queries.shape[1:]).transpose(1, 2)
+        queries = queries.view(len(reads), -1, *queries.shape[1:]).transpose(1, 2)
         # The model scales its queries.
         mean = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, scale=1.0, enable_gqa=queries.shape[1] != keys.shape[1]
@@ -227,4 +260,5 @@ class FirstTokens:
         self.logits = logits
         self.padding = padding_column(0)
         self.table = torch.zeros(TABLE_ROWS, self.size, dtype=torch.float64, device=logits.device)
-        self.program = Program(lambda: kernels.draw(self.logits, self.table))
+        self.tokens = torch.zeros(1, 4, self.size, dtype=torch.float64, device=logits.device)
+        self.program = Program(lambda: kernels.draw(self.logits, self.table, self.tokens))

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import structlog
 import torch
@@ -29,16 +28,18 @@ from workers.engine.arithmetic_code import Code
 from workers.engine.batch import BatchRow, PrefillChunk, RunnerOutput, SchedulerOutput
 from workers.engine.cuda.forward import DecodeKernels
 from workers.engine.cuda.graphs import (
-    CHUNK_SIZES,
+    NUM_SEGMENTS,
+    SEGMENT_TOKENS,
     Batch,
     FirstTokens,
     GraphRecorder,
     PrefillProgram,
+    Program,
+    Segment,
     batch_sizes,
     bucket_for,
 )
 from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
-from workers.engine.cuda.kernel_store import KernelStore
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS
 from workers.engine.cuda.step_table import StepTable, first_column
@@ -57,6 +58,7 @@ from workers.engine.sequence_draws import draw_all, draw_of
 log = structlog.get_logger()
 
 MAX_LAUNCH_MS = 2.5  # of the steps launched together: they cannot be interrupted, and as many follow them
+RECENT_SHARE = 0.1  # of the steps launched last, in the average duration of a step
 UNTIMED_MS = 0.5  # stands for the duration of a step that is not captured: on a CPU, for tests
 
 # A row of the batch at a certain step: entry, start, suffix and suffix length.
@@ -64,6 +66,7 @@ _RowState = tuple[int, int, int, int]
 _Drawn = tuple[Sequence, GeneratedToken]
 _Echo = tuple[Sequence, PromptLogprobs]
 _Failed = tuple[Sequence, EngineFailure]
+_Prefilled = tuple[PrefillChunk, Tensor, list[_Echo]]  # with the logits [1 + forced ids, vocab] at the chunk's end
 
 
 @dataclass(slots=True)
@@ -73,19 +76,20 @@ class _InFlightSteps:
     Attributes:
         columns: columns of the batch's table, for each row.
         states: state of each column's row before the first step.
-        tokens: [steps, 4, size] on the host, as `StepKernels.draw`; those of a step are valid after its event.
-        logits: logits on the host of the columns whose tokens the step has not drawn; valid after the events.
-        events: the event of each step; none if everything is valid already.
+        tokens: [steps, 4, size] on the host, as `StepKernels.draw` stores them; valid after `done`.
+        logits: logits on the host of the columns whose tokens the step has not drawn; valid after `done`.
+        program: computes a step.
+        start, done: recorded before the first step and behind the last; None if everything is valid already.
         num_taken: steps whose tokens have been returned.
-        ms: a step's duration; 0 if unknown.
     """
 
     columns: dict[Sequence, int]
     states: list[_RowState]
     tokens: Tensor
     logits: dict[int, Tensor]
-    events: list[torch.cuda.Event]
-    ms: float
+    program: Program[Tensor]
+    start: torch.cuda.Event | None = None
+    done: torch.cuda.Event | None = None
     num_taken: int = 0
 
     @property
@@ -118,15 +122,12 @@ class CudaRunner:
         max_sequences: int,
         cache_bytes: int | None = None,
         kernels: DecodeKernels | None = None,
-        *,
-        kernel_directory: Path | None = None,
     ) -> None:
         """
         Args:
             max_sequences: sequences that can run at once.
             cache_bytes: memory of the KV cache; by default a share of what is free.
             kernels: kernels of the decode steps. None for those of `choose_kernels`.
-            kernel_directory: where that choice is stored; None stores nothing.
 
         Raises:
             LoadFailure: if `cache_bytes` are not free, or a step cannot be captured as a CUDA graph.
@@ -138,9 +139,12 @@ class CudaRunner:
         if self._device.index is not None and self._is_cuda:
             torch.cuda.set_device(self._device)
         dtype = self._model.token_embedding.dtype
+        # Partial sums of a product that is divided along the depth stay in float32.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         if kernels is None:
             # Before the cache is allocated: a check needs memory, too.
-            choice = choose_kernels(loaded.config, dtype, max_sequences, self._device, KernelStore(kernel_directory))
+            choice = choose_kernels(loaded.config, dtype, max_sequences, self._device)
             kernels = make_kernels(choice.kernels, self._model, max_sequences, self._device)
             if self._is_cuda:
                 self.kernels = f"{choice}; graphs: on"  # what cannot be captured is refused
@@ -156,7 +160,7 @@ class CudaRunner:
         )
         sizes = batch_sizes(max_sequences)
         self._batches = {size: Batch(self._model, self._cache, size, kernels) for size in sizes}
-        self._chunks = {size: PrefillProgram(self._model, self._cache, size) for size in CHUNK_SIZES}
+        self._prefill_program = PrefillProgram(self._model, self._cache)
         vocab_size = loaded.config.vocab_size
         padded = vocab_size + -vocab_size % HEAD_ROWS_MULTIPLE
         logits = torch.zeros(max_sequences, padded, device=self._device)[:, :vocab_size]
@@ -177,8 +181,7 @@ class CudaRunner:
         try:
             for batch in reversed(self._batches.values()):  # largest first: the others reuse its memory
                 batch.capture(recorder)
-            for chunk in reversed(self._chunks.values()):
-                chunk.capture(recorder)
+            self._prefill_program.capture(recorder)
             for first_tokens in reversed(self._first_tokens.values()):
                 first_tokens.program.capture(recorder)
         except torch.OutOfMemoryError:
@@ -196,7 +199,6 @@ class CudaRunner:
             duration_s=round(time.monotonic() - start, 1),
             batch_buckets=list(self._batches),
             length_buckets=list(self._batches[1].programs),
-            chunk_buckets=list(self._chunks),
             shortest=shortest,
             ms_per_step=[round(batch.programs[shortest].ms, 2) for batch in self._batches.values()],
         )
@@ -215,12 +217,7 @@ class CudaRunner:
         echoes: list[_Echo] = []
         failures: list[_Failed] = []
         sampled: list[Sequence] = []
-        for chunk in scheduled.chunks:
-            try:
-                after, echo = self._prefill(chunk)
-            except Exception as error:  # noqa: BLE001 - raised again if it is not of this chunk alone
-                failures += _failed(chunk.group.sequences, error)
-                continue
+        for chunk, after, echo in self._prefill(scheduled.chunks, failures):
             logits += [after] * len(chunk.sampled_sequences)
             sampled += chunk.sampled_sequences
             echoes += echo
@@ -260,7 +257,7 @@ class CudaRunner:
         if is_predictable and steps.num_left > 1:
             now = time.monotonic()
             budget_s = min(multi_step_budget_s(row.sequence, now) for row in rows)
-            if budget_s >= 1e-3 * steps.ms * steps.num_left:
+            if budget_s >= 1e-3 * (steps.program.ms or UNTIMED_MS) * steps.num_left:
                 num_taken = steps.num_left
         self._num_unchanged += num_taken - 1
         if num_taken == steps.num_left:
@@ -296,13 +293,15 @@ class CudaRunner:
             columns, states, past = before.columns, before.states, len(before.tokens)
             states = [(entry, start, suffix, length + past) for entry, start, suffix, length in states]
         tokens = self._host_memory((num_steps, 4, batch.size), torch.float64)
-        steps = _InFlightSteps(columns, states, tokens, {}, [], step_ms)
-        for step in range(num_steps):
-            result = program()
-            steps.tokens[step].copy_(result.tokens, non_blocking=True)
-            steps.logits.update((column, self._download(result.logits[column])) for column in others)
-            if self._is_cuda:
-                steps.events.append(_record_event())
+        steps = _InFlightSteps(columns, states, tokens, {}, program)
+        if self._is_cuda:
+            steps.start = _record_event()
+        for _ in range(num_steps):
+            logits = program()
+            steps.logits.update((column, self._download(logits[column])) for column in others)
+        tokens.copy_(batch.tokens[:num_steps], non_blocking=True)
+        if self._is_cuda:
+            steps.done = _record_event()
         self._in_flight.append(steps)
 
     def _collect(
@@ -314,8 +313,11 @@ class CudaRunner:
             failures: sequences whose draw fails are appended.
         """
         stop = steps.num_taken + num_steps
-        if steps.events:
-            steps.events[stop - 1].synchronize()
+        if steps.done is not None and steps.start is not None:
+            steps.done.synchronize()
+            if not steps.num_taken:
+                ms = steps.start.elapsed_time(steps.done) / len(steps.tokens)
+                steps.program.ms += RECENT_SHARE * (ms - steps.program.ms)
         columns = [steps.columns[row.sequence] for row in rows]
         drawn: list[_Drawn] = []
         for step in steps.tokens[steps.num_taken : stop]:
@@ -369,29 +371,57 @@ class CudaRunner:
         table = self._upload(torch.tensor(list(zip(*columns, strict=True)), dtype=torch.float64))
         program.table.copy_(table, non_blocking=True)
         torch.cat(logits, out=program.logits[: len(logits)])
-        return self._download(program.program())
+        program.program()
+        return self._download(program.tokens[0])
 
-    def _prefill(self, chunk: PrefillChunk) -> tuple[Tensor, list[_Echo]]:
-        """The logits [1 + forced ids, vocab] at the end of a chunk, which are kept if it is the last, and its echo."""
-        hidden, after = self._compute(chunk)
-        echo = self._echo(chunk, hidden) if chunk.group.is_echoed else []
+    def _prefill(self, chunks: Items[PrefillChunk], failures: list[_Failed]) -> list[_Prefilled]:
+        """Computes chunks.
+
+        Args:
+            failures: if the memory does not suffice for all chunks together, the sequences of those for which it does
+                not suffice alone are appended.
+        """
+        try:
+            return self._prefill_together(chunks)
+        except Exception as error:  # noqa: BLE001 - raised again if it is not of these chunks alone
+            failed = _failed([one for chunk in chunks for one in chunk.group.sequences], error)
+        if len(chunks) == 1:
+            failures += failed
+            return []
+        return [done for chunk in chunks for done in self._prefill([chunk], failures)]
+
+    def _prefill_together(self, chunks: Items[PrefillChunk]) -> list[_Prefilled]:
+        """Computes chunks, NUM_SEGMENTS segments at a time."""
+        segments = [(chunk, segment) for chunk in chunks for segment in _segments(chunk)]
+        program = self._prefill_program
+        done: list[_Prefilled] = []
+        hidden: list[Tensor] = []  # of the chunk so far
+        for first in range(0, len(segments), NUM_SEGMENTS):
+            together = segments[first : first + NUM_SEGMENTS]
+            numbers = program.numbers([segment for _, segment in together])
+            program.table.copy_(self._upload(torch.tensor(numbers)), non_blocking=True)
+            states, logits = program(max(segment.stop for _, segment in together))
+            for number, (chunk, segment) in enumerate(together):
+                if chunk.group.is_echoed or chunk.group.num_forced_ids:
+                    hidden.append(states[number, : len(segment.tokens)].clone())  # before the next program runs
+                if segment.stop == chunk.stop:
+                    done.append(self._finish(chunk, hidden, logits[number : number + 1]))
+                    hidden = []
+        return done
+
+    def _finish(self, chunk: PrefillChunk, hidden: list[Tensor], after: Tensor) -> _Prefilled:
+        """Keeps the logits at the end of a prompt.
+
+        Args:
+            hidden: hidden states of the chunk's tokens, if they are needed.
+            after: logits [1, vocab] after its last token, which the next program overwrites.
+        """
+        echo = self._echo(chunk, torch.cat(hidden)) if chunk.group.is_echoed else []
         if chunk.is_last:
             if number := chunk.group.num_forced_ids:
-                last = chunk.stop - chunk.start
-                after = self._model.logits(hidden[last - 1 - number : last])
+                after = self._model.logits(torch.cat(hidden)[-1 - number :])
             self._kept_logits[chunk.entry.index] = after = after.clone()
-        return after, echo
-
-    def _compute(self, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
-        """Hidden states [tokens and padding, n_embd], and the logits [1, vocab] after the last token.
-
-        Both are valid until the next chunk is computed.
-        """
-        tokens = chunk.group.tokens[chunk.start : chunk.stop]
-        padded = self._chunks[bucket_for(CHUNK_SIZES, len(tokens))]
-        numbers = padded.numbers(tokens, chunk.start, chunk.entry.index)
-        padded.table.copy_(self._upload(torch.tensor(numbers)), non_blocking=True)
-        return padded.programs[bucket_for(tuple(padded.programs), chunk.stop)]()
+        return chunk, after, echo
 
     def _echo(self, chunk: PrefillChunk, hidden: Tensor) -> list[_Echo]:
         """Log-probabilities of the prompt's tokens that follow each token of the chunk."""
@@ -415,14 +445,23 @@ class CudaRunner:
         return torch.empty(shape, dtype=dtype, pin_memory=self._is_cuda)
 
 
+def _segments(chunk: PrefillChunk) -> list[Segment]:
+    tokens = chunk.group.tokens
+    starts = range(chunk.start, chunk.stop, SEGMENT_TOKENS)
+    stops = [min(start + SEGMENT_TOKENS, chunk.stop) for start in starts]
+    pairs = zip(starts, stops, strict=True)
+    return [Segment(tokens[start:stop], start, chunk.entry.index) for start, stop in pairs]
+
+
 def _record_event() -> torch.cuda.Event:
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # Waiting for it blocks: a thread that polls would take a core from the HTTP threads.
+    event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def _drawn_tokens(drawn: Tensor) -> list[GeneratedToken]:
-    """The tokens of each column of `drawn` [4, columns], as `StepKernels.draw` gives them."""
+    """The tokens of each column of `drawn` [4, columns], as `StepKernels.draw` stores them."""
     columns = zip(*drawn.tolist(), strict=True)
     return [GeneratedToken(int(id_), logprob, code=Code(point, width)) for id_, logprob, point, width in columns]
 

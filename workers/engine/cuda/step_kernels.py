@@ -6,6 +6,7 @@ tensors, KV slots and the layout of a batch's table. Does not know sequences, gr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.engine.draw import NUM_CANDIDATES
-from workers.engine.model.transformer import Norm
+from workers.engine.model.transformer import Linear, Norm
 from workers.engine.sampling import pick
 
+ROWS_AT_ONCE = 8  # of attention in plain torch
 # Decode steps that can be launched together: a table has their next code points.
 MAX_STEPS = 16
 
@@ -31,37 +33,38 @@ TABLE_ROWS = NEXT_POINTS + MAX_STEPS
 class StepKernels(Protocol):
     """What a decode step computes between its matrix products."""
 
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The start of a step.
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
+        """The start of a step: the embedded tokens, [sequences, n_embd].
 
         Args:
             table: [TABLE_ROWS, sequences] float64.
             token_embedding: [vocab, n_embd].
             position_embedding: [n_positions, n_embd]; None: positions are not embedded.
-
-        Returns:
-            The table's integer rows, [TEMPERATURE, sequences] int64, and the embedded tokens, [sequences, n_embd].
         """
         ...
 
-    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
-        """Adds `y` to `x` in place, if there is one; returns the norm of `x`. Both are [sequences, n_embd]."""
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        """As `multiply`, the function, but `x` may lack what was added until the next product with a norm."""
         ...
 
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+    def has_equal_products(self, dtype: torch.dtype) -> bool:
+        """Whether a row's products have the same bits alone and in batches of up to 48 rows."""
+        ...
+
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         """Stores the keys and values of each sequence's new token, and attends to it and all tokens before.
 
         Args:
             qkv: [sequences, (heads + 2 · KV heads) · head_size] queries (scaled), keys and values.
             slots: [slots, 2, KV heads, head_size], the KV slots of one layer.
-            integers: as `begin` returns them.
+            table: as `begin` got it.
 
         Returns:
             [sequences, heads · head_size].
         """
         ...
 
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         """Draws the next tokens, and advances the table to the step after: ID, POSITION, POINT, WIDTH and AT.
 
         Of equal logits the smaller id precedes. Draws need at most NUM_CANDIDATES candidates.
@@ -69,12 +72,46 @@ class StepKernels(Protocol):
         Args:
             logits: [sequences, vocab] float32; its rows may be padded (`stride(0)` ≥ vocab).
             table: [TABLE_ROWS, sequences] float64.
-
-        Returns:
-            [4, sequences] float64: token ids, their log-probabilities under the model's own distribution, and the
-            points and widths of the codes after the draw.
+            out: [steps, 4, sequences] float64. For each sequence, out[AT] becomes the token id, its log-probability
+                under the model's own distribution, and the point and width of the code after the draw.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear layer with what precedes and follows it.
+
+    Attributes:
+        norm: norm of the residual stream, which is then the input.
+        activate: applied to the result, element by element.
+        is_added: the result is added to the residual stream.
+    """
+
+    linear: Linear
+    norm: Norm | None = None
+    activate: Callable[[Tensor], Tensor] | None = None
+    is_added: bool = False
+
+
+def multiply(product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+    """A product in plain torch.
+
+    Args:
+        x: [rows, n_embd], the residual stream; changed in place if the product is added to it.
+        y: [rows, in], the input of a product without a norm.
+
+    Returns:
+        [rows, out]; x if the product is added to it.
+    """
+    source = y if product.norm is None else product.norm(x)
+    assert source is not None
+    out = product.linear(source)
+    if product.activate is not None:
+        out = product.activate(out)
+    if product.is_added:
+        return x.add_(out)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +119,26 @@ class _Places:
     """Where the tokens of a step's sequences are.
 
     Attributes:
-        integers: the table's integer rows, which the others are computed from.
+        table: what the others are computed from.
         writes: [sequences] KV slots of the new tokens.
         reads: [sequences, length] KV slots of all tokens; of those that a sequence does not have, the new token's.
         is_hidden: [sequences, 1, 1, length] which of them a sequence does not have.
     """
 
-    integers: Tensor
+    table: Tensor
     writes: Tensor
     reads: Tensor
     is_hidden: Tensor
 
     @classmethod
-    def of(cls, integers: Tensor, length: int) -> _Places:
+    def of(cls, table: Tensor, length: int) -> _Places:
+        integers = table[:TEMPERATURE].long()
         start, entry, suffix = integers[START : SUFFIX + 1, :, None]
         position = integers[POSITION, :, None]
         place = torch.arange(length, device=integers.device)
         is_hidden, newest = place > position, suffix + position
         reads = torch.where(is_hidden, newest, place + torch.where(place < start, entry, suffix))
-        return cls(integers, newest[:, 0], reads, is_hidden[:, None, None])
+        return cls(table, newest[:, 0], reads, is_hidden[:, None, None])
 
 
 class TorchKernels:
@@ -114,36 +152,45 @@ class TorchKernels:
         self._length = length
         self._places: _Places | None = None  # of the step that is being computed
 
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
-        integers = table[:TEMPERATURE].long()
-        return integers, embed(integers[ID], integers[POSITION], token_embedding, position_embedding)
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
+        self._places = _Places.of(table, self._length)  # once for all layers
+        ids, positions = table[ID].long(), table[POSITION].long()
+        return embed(ids, positions, token_embedding, position_embedding)
 
-    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
-        if y is not None:
-            x += y
-        return norm(x)
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        return multiply(product, x, y)
 
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+    def has_equal_products(self, dtype: torch.dtype) -> bool:
+        return False
+
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         places = self._places
-        if places is None or places.integers is not integers:  # once for all layers
-            places = self._places = _Places.of(integers, self._length)
+        if places is None or places.table is not table:
+            places = _Places.of(table, self._length)
         queries, keys_values = split_heads(qkv, slots)
         slots.index_copy_(0, places.writes, keys_values)
-        keys, values = slots[places.reads].float().permute(2, 0, 3, 1, 4)  # [sequences, KV heads, length, head_size]
-        # [sequences, KV heads, queries of each, head_size]
-        scores = queries.float().view(len(qkv), keys.shape[1], -1, keys.shape[3]) @ keys.mT
-        weights = scores.masked_fill(places.is_hidden, float("-inf")).softmax(-1)
-        mean: Tensor = weights @ values
-        return mean.to(qkv.dtype).reshape(len(qkv), -1)
+        out = torch.empty_like(queries)
+        # A few rows at once, as this copies what it reads, and a CUDA graph keeps the memory of the copies.
+        for rows in _slices(len(qkv)):
+            keys, values = slots[places.reads[rows]].float().permute(2, 0, 3, 1, 4)  # [rows, KV heads, length, size]
+            # [rows, KV heads, queries of each, head_size]
+            own = queries[rows].float().view(len(keys), keys.shape[1], -1, keys.shape[3])
+            weights = (own @ keys.mT).masked_fill(places.is_hidden[rows], float("-inf")).softmax(-1)
+            out[rows] = (weights @ values).view(out[rows].shape)
+        return out.view(len(qkv), -1)
 
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         next_points = table[NEXT_POINTS:].gather(0, table[AT].long()[None])
         drawn = draw(logits, table[TEMPERATURE:POINT], torch.cat((table[POINT:AT], next_points)))
+        out.scatter_(0, table[AT].long().expand(1, 4, -1), drawn[None])
         table[ID] = drawn[0]
         table[POINT:AT] = drawn[2:]
         for moving in (POSITION, AT):
             table[moving] += table[MOVES]
-        return drawn
+
+
+def _slices(number: int) -> list[slice]:
+    return [slice(first, first + ROWS_AT_ONCE) for first in range(0, number, ROWS_AT_ONCE)]
 
 
 def embed(token_ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
@@ -168,7 +215,8 @@ def draw(logits: Tensor, limits: Tensor, codes: Tensor) -> Tensor:
         codes: [3, rows] float64: the point and the width of each row's code, and its next point, as `pick`.
 
     Returns:
-        [4, rows] float64, as `StepKernels.draw`.
+        [4, rows] float64: token ids, their log-probabilities under the model's own distribution, and the points and
+        widths of the codes after the draw.
     """
     values, ids = _find_candidates(logits)
     is_greedy = limits[0] == 0

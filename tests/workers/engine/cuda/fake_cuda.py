@@ -300,6 +300,13 @@ class _StreamContext:
         self._fake.current = self._before
 
 
+class FakeGenerator(torch.Generator):
+    """`torch.Generator`, of the CPU whatever the device. A type, as torch's annotations name it."""
+
+    def __new__(cls, _device: object = "cpu") -> FakeGenerator:
+        return super().__new__(cls)
+
+
 class FakeEvent:
     """`torch.cuda.Event`."""
 
@@ -370,6 +377,7 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         replace(torch.cuda, name, value)
     for name in _FACTORIES:
         replace(torch, name, _on_cpu(fake, getattr(torch, name)))
+    replace(torch, "Generator", FakeGenerator)
     for name in ("to", "new_tensor"):
         replace(Tensor, name, _on_cpu(fake, getattr(Tensor, name)))
     replace(Tensor, "pin_memory", lambda self, *_: fake.pin(self.clone()))

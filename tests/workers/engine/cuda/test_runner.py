@@ -7,7 +7,7 @@ are at the end.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cuda import kv_cache as cuda_cache
 from workers.engine.cuda import runner as cuda_runner
 from workers.engine.cuda.forward import PLAIN_KERNELS
-from workers.engine.cuda.graphs import Batch, Program, StepResult
+from workers.engine.cuda.graphs import SEGMENT_TOKENS, Batch, PrefillProgram, Program, Segment
 from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
@@ -168,7 +168,7 @@ def test_predictable_steps_are_launched_together(
 
     def counting(self: Program[Any]) -> Any:
         result = call(self)
-        if isinstance(result, StepResult):
+        if isinstance(result, torch.Tensor):  # a step's logits
             num_steps[-1] += 1
         return result
 
@@ -213,7 +213,7 @@ def test_in_flight_steps_survive_the_end_of_other_sequences(tiny: LoadedModel, d
 
 def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None:
     """Three sequences in a batch of three and of eight; no KV slot changes but theirs and the dummy slot."""
-    outs: list[StepResult] = []
+    outs: list[tuple[torch.Tensor, torch.Tensor]] = []
     tables = []
     for size in (3, 8):
         batch, cache = make_batch(device_tiny, size)
@@ -236,13 +236,13 @@ def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None
             written |= {first + length, first + length + 1}
         with torch.inference_mode():
             batch.programs[64]()
-            outs.append(batch.programs[128]())
+            outs.append((batch.programs[128](), batch.tokens[1].clone()))
         tables.append(batch.table[:, :3])
         changed = (cache.layers != before).flatten(2).any(2).any(0).nonzero()
         assert set(changed.flatten().tolist()) <= written
         assert (batch.table[[POSITION, AT], 3:] == 0).all()
-    assert torch.allclose(outs[0].logits, outs[1].logits[:3], atol=1e-4)
-    assert tables[0][ID].tolist() == outs[1].tokens[0, :3].tolist()
+    assert torch.allclose(outs[0][0], outs[1][0][:3], atol=1e-4)
+    assert tables[0][ID].tolist() == outs[1][1][0, :3].tolist()
     codes = slice(POINT, WIDTH + 1)
     torch.testing.assert_close(tables[0][codes], tables[1][codes], rtol=0, atol=1e-4)
     tables[0][codes] = tables[1][codes]
@@ -295,6 +295,18 @@ def test_draws_are_those_of_sample() -> None:
         assert code == pytest.approx(step.code, abs=1e-6)
 
 
+def test_of_equal_logits_at_the_last_rank_the_smaller_ids_are_candidates() -> None:
+    """65 equal logits for 64 ranks: `topk` leaves open which it takes."""
+    logits = torch.full((2, 1000), -1.0)
+    logits[0, 7:1000:15] = 2.0
+    logits[1, 900:965] = 0.5
+    params = SamplingParams(top_k=64, top_p=1)
+    draws = [Draw(params, seed, 1, Code(0.999, 1.0)) for seed in range(2)]
+    last = [7 + 15 * 63, 900 + 63]
+    assert draw_each(logits, draws)[0] == last
+    assert [step.token_id for step in sample(logits, draws)] == last
+
+
 def gpu_texts(loaded: LoadedModel, max_batch: int = 48) -> list[SequenceOutput]:
     """Requests one by one, then three siblings, whose steps are launched together."""
     rng = random.Random(6)
@@ -339,6 +351,43 @@ def test_a_text_is_the_same_alone_and_among_48(device_tiny: LoadedModel) -> None
         alone = [results(engine, [one])[0].token_ids for one in requests]
     with running_engine(device_tiny) as engine:  # with nothing cached
         assert [one.token_ids for one in results(engine, requests)] == alone
+
+
+@torch.inference_mode()
+def test_segments_have_the_same_bits_together_and_alone(device_tiny: LoadedModel) -> None:
+    """Two whole prompts and the ends of two others; a long prompt in one program and in two."""
+    rng = random.Random(2)
+    prompts = [random_ids(rng, length, TINY.vocab_size) for length in (40, 16, 3, 100)]
+    segments = [
+        [Segment(prompt[at : at + SEGMENT_TOKENS], at, entry) for at in range(0, len(prompt), SEGMENT_TOKENS)]
+        for entry, prompt in enumerate(prompts[:3])
+    ]
+    long = [Segment(prompts[3][at : at + 13], at, 2) for at in range(0, 91, 13)]
+    divided = [Segment(prompts[3][at : at + 16], at, 2) for at in range(0, 91, 16)]
+    divided[-1] = Segment(prompts[3][80:91], 80, 2)
+
+    def compute(*programs: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all entries, and the logits of the last program's segments."""
+        _, cache = make_batch(device_tiny, 1)
+        program = PrefillProgram(device_tiny.model, cache)
+        for one in programs:
+            program.table.copy_(torch.tensor(program.numbers(one)))
+            _, logits = program(max(segment.stop for segment in one))
+        return cache.layers[:, : cache.layout.dummy_slot].clone(), logits[: len(programs[-1])].clone()
+
+    together = compute([one for own in segments for one in own])
+    alone = [compute(own) for own in segments]
+    n_ctx = TINY.n_positions
+    first = 0
+    for entry, (own, (layers, logits)) in enumerate(zip(segments, alone, strict=True)):
+        at = slice(entry * n_ctx, entry * n_ctx + len(prompts[entry]))
+        assert together[0][:, at].equal(layers[:, at])
+        assert together[1][first : first + len(own)].equal(logits)
+        first += len(own)
+    whole, parts = compute(long), compute(divided[:3], divided[3:])
+    at = slice(2 * n_ctx, 2 * n_ctx + 91)
+    assert whole[0][:, at].equal(parts[0][:, at])
+    assert whole[1][-1].equal(parts[1][-1])
 
 
 @pytest.mark.gpu

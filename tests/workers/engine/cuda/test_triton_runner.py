@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 from tests.workers.engine.cuda.fake_cuda import fake_cuda
 from tests.workers.engine.helpers import TINY, add, make_core, peaked_weights, random_ids, run_to_end
-from workers.engine.cuda.kernel_choice import check_kernels, make_kernels
+from workers.engine.cuda.kernel_choice import _self_check, make_kernels
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.loader import LoadedModel, build
@@ -28,9 +28,10 @@ from workers.engine.request import EngineRequest, SamplingParams
 
 def check():
     with fake_cuda(), torch.inference_mode():
-        return check_kernels(ModelConfig(vocab_size=200, n_positions=32, n_embd=32, n_head=2), torch.float32, 1, cpu)
+        return _self_check(small, torch.float32, 1, cpu)
 
 cpu = torch.device("cpu:0")
+small = ModelConfig(vocab_size=200, n_positions=32, n_embd=32, n_inner=64, n_head=2)
 torch.set_num_threads(1)
 found = [check()]
 config = replace(TINY, vocab_size=500)
@@ -44,8 +45,8 @@ for name in ("torch", "triton"):
     streams = [add(core, EngineRequest(prompts[seed % 2], params, seed)) for seed, params in enumerate(kinds)]
     run_to_end(core)
     texts.append([[*stream.result().token_ids] for stream in streams])
-right = TritonKernels.add_norm
-TritonKernels.add_norm = lambda self, x, y, norm: right(self, x, y, norm) + 0.1
+right = TritonKernels.multiply
+TritonKernels.multiply = lambda self, product, x, y: right(self, product, x, y) + 0.1
 found.append(check())
 print(json.dumps([found, texts]))
 """
@@ -57,6 +58,6 @@ def test_right_kernels_are_accepted_and_give_the_texts_of_plain_torch_and_a_wron
     assert done.returncode == 0, done.stderr[-2000:]
     (right, wrong), (plain, triton) = json.loads(done.stdout.splitlines()[-1])
     assert right is None
-    assert wrong.startswith("add_norm: differs from plain torch by 0.1")
+    assert wrong.startswith("multiply: differs from plain torch by 0.")
     assert [len(text) for text in plain] == [7, 7, 7]
     assert triton == plain

@@ -5,105 +5,100 @@ sequence has the same bits alone and in any batch. The last block of a row and h
 the order of their positions (flash decoding; source: Dao et al., "Flash-Decoding for long-context inference", 2023).
 """
 # mypy: ignore-errors
-# Triton has no type hints, and reads those of its kernels itself: they must not become strings.
+# ruff: noqa: RUF005
+# Triton has no type hints, and reads those of its kernels itself: they must not become strings. Its tuples can be
+# added, but not unpacked.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from workers.engine.cuda.kernels.compile import Kernel
 
-TOKENS = 64  # tokens whose keys and values are read together
-MAX_SPLITS = 16
+TOKENS = 64  # of a tile of keys or values
+TILES = 3  # tiles of a split, which are loaded together
 
 
-def split_size(n_ctx: int) -> int:
-    """Positions of a split: a multiple of TOKENS, with at most MAX_SPLITS splits in `n_ctx` positions."""
-    return TOKENS * -(-n_ctx // (TOKENS * MAX_SPLITS))
-
-
-def num_splits(n_ctx: int) -> int:
-    return -(-n_ctx // split_size(n_ctx))
-
-
-@triton.jit(do_not_specialize=["size"])
+@triton.jit(do_not_specialize=["table_stride"])
 def _attend(
-    qkv,
-    slots,
-    integers,
-    out,
-    partial_means,
-    partial_weights,
-    num_done,
-    size,
-    START: tl.constexpr,
-    ENTRY: tl.constexpr,
-    SUFFIX: tl.constexpr,
-    POSITION: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-):
+    qkv, slots, table, out, partial_means, partial_weights, num_done, table_stride, START: tl.constexpr,
+    ENTRY: tl.constexpr, SUFFIX: tl.constexpr, POSITION: tl.constexpr, HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """One split of one head of one sequence; the last split stores the new token's key and value.
 
     Args:
-        partial_means: [size, HEADS, MAX_SPLITS, WIDTH] float32.
-        partial_weights: [size, HEADS, 2, MAX_SPLITS] float32: the highest score, and the sum of weights.
-        num_done: [size, HEADS] int32, the number of splits that are done; 0 between launches.
+        qkv: [rows, 3 · HEADS · HEAD_SIZE], the queries scaled.
+        slots: [slots, 2, HEADS, HEAD_SIZE]; those of earlier tokens are not written in this step.
+        table: [rows of a table, rows] float64.
+        partial_means: [rows, HEADS, MAX_SPLITS, WIDTH] float32.
+        partial_weights: [rows, HEADS, 2, MAX_SPLITS] float32: the highest score, and the sum of weights.
+        num_done: [rows, HEADS] int32, the number of splits that are done; 0 between launches.
+        IS_DEPENDENT: compiled for programmatic dependent launch (compute capability 9.0 and newer).
     """
+    SPLIT: tl.constexpr = TOKENS * TILES
     head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
-    position = tl.load(integers + POSITION * size + row)
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+    position = tl.load(table + POSITION * table_stride + row).to(tl.int64)
     last_split = position // SPLIT
     if split <= last_split:
-        start = tl.load(integers + START * size + row)
-        entry = tl.load(integers + ENTRY * size + row)
-        suffix = tl.load(integers + SUFFIX * size + row)
+        start = tl.load(table + START * table_stride + row).to(tl.int64)
+        entry = tl.load(table + ENTRY * table_stride + row).to(tl.int64)
+        suffix = tl.load(table + SUFFIX * table_stride + row).to(tl.int64)
         dims = tl.arange(0, WIDTH)
         is_dim = dims < HEAD_SIZE
-        own = qkv + row * 3 * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
-        query = tl.load(own, mask=is_dim, other=0.0).to(tl.float32)
-        highest = float("-inf")
-        total = 0.0
-        mean = tl.zeros([WIDTH], tl.float32)
-        # Online softmax (Milakov, Gimelshein 2018), started with the new token in the last split.
-        if split == last_split:
-            key = tl.load(own + HEADS * HEAD_SIZE, mask=is_dim, other=0.0)
-            value = tl.load(own + 2 * HEADS * HEAD_SIZE, mask=is_dim, other=0.0)
-            slot = slots + (suffix + position) * 2 * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
-            tl.store(slot, key, mask=is_dim)
-            tl.store(slot + HEADS * HEAD_SIZE, value, mask=is_dim)
-            highest = tl.sum(query * key.to(tl.float32), 0)
-            total = 1.0
-            mean = value.to(tl.float32)
-        begin = split * SPLIT
-        for first in range(begin, tl.minimum(begin + SPLIT, position), TOKENS):
-            place = first + tl.arange(0, TOKENS)
-            is_seen = place < position
+        first = split.to(tl.int64) * SPLIT + tl.arange(0, TOKENS)
+        keys = ()
+        values = ()
+        for tile in tl.static_range(TILES):
+            place = first + tile * TOKENS
             at = (place + tl.where(place < start, entry, suffix)) * 2 * HEADS * HEAD_SIZE
             read = slots + at[:, None] + head * HEAD_SIZE + dims[None, :]
-            is_read = is_seen[:, None] & is_dim[None, :]
-            keys = tl.load(read, mask=is_read, other=0.0).to(tl.float32)
-            values = tl.load(read + HEADS * HEAD_SIZE, mask=is_read, other=0.0).to(tl.float32)
-            scores = tl.where(is_seen, tl.sum(query[None, :] * keys, 1), float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 0))
-            weights = tl.exp(scores - higher)
-            shrink = tl.exp(highest - higher)
-            mean = mean * shrink + tl.sum(weights[:, None] * values, 0)
-            total = total * shrink + tl.sum(weights, 0)
-            highest = higher
+            is_read = (place < position)[:, None] & is_dim[None, :]
+            keys = keys + (tl.load(read, mask=is_read, other=0.0),)
+            values = values + (tl.load(read + HEADS * HEAD_SIZE, mask=is_read, other=0.0),)
+        if IS_DEPENDENT:
+            gdc_wait()
+
+        own = qkv + row * 3 * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
+        query = tl.load(own, mask=is_dim, other=0.0).to(tl.float32)
+        key = tl.load(own + HEADS * HEAD_SIZE, mask=is_dim, other=0.0)
+        value = tl.load(own + 2 * HEADS * HEAD_SIZE, mask=is_dim, other=0.0)
+        is_last = split == last_split
+        slot = slots + (suffix + position) * 2 * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
+        tl.store(slot, key, mask=is_dim & is_last)
+        tl.store(slot + HEADS * HEAD_SIZE, value, mask=is_dim & is_last)
+        own_score = tl.where(is_last, tl.sum(query * key.to(tl.float32), 0), float("-inf"))
+        scores = ()
+        best = tl.full((TOKENS,), float("-inf"), tl.float32)
+        for tile in tl.static_range(TILES):
+            score = tl.sum(query[None, :] * keys[tile].to(tl.float32), 1)
+            score = tl.where(first + tile * TOKENS < position, score, float("-inf"))
+            scores = scores + (score,)
+            best = tl.maximum(best, score)
+        highest = tl.maximum(tl.max(best, 0), own_score)
+        sums = tl.zeros((TOKENS,), tl.float32)
+        means = tl.zeros((TOKENS, WIDTH), tl.float32)
+        for tile in tl.static_range(TILES):
+            weights = tl.exp(scores[tile] - highest)
+            sums += weights
+            means += weights[:, None] * values[tile].to(tl.float32)
+        own_weight = tl.exp(own_score - highest)
+        total = tl.sum(sums, 0) + own_weight
+        mean = tl.sum(means, 0) + own_weight * value.to(tl.float32)
 
         target = out + row * HEADS * HEAD_SIZE + head * HEAD_SIZE + dims
         if last_split == 0:
             tl.store(target, (mean / total).to(out.dtype.element_ty), mask=is_dim)
         else:
             place_of_head = row * HEADS + head
-            means = partial_means + place_of_head * MAX_SPLITS * WIDTH
+            means_of_splits = partial_means + place_of_head * MAX_SPLITS * WIDTH
             scores_of_splits = partial_weights + place_of_head * 2 * MAX_SPLITS
-            tl.store(means + split * WIDTH + dims, mean)
+            tl.store(means_of_splits + split * WIDTH + dims, mean)
             tl.store(scores_of_splits + split, highest)
             tl.store(scores_of_splits + MAX_SPLITS + split, total)
             # All threads have stored before the counter is released, and read after it is acquired.
@@ -118,7 +113,7 @@ def _attend(
                 highests = tl.load(scores_of_splits + splits, mask=is_split, other=float("-inf"), cache_modifier=".cg")
                 totals = tl.load(scores_of_splits + MAX_SPLITS + splits, mask=is_split, other=0.0, cache_modifier=".cg")
                 parts = tl.load(
-                    means + splits[:, None] * WIDTH + dims[None, :],
+                    means_of_splits + splits[:, None] * WIDTH + dims[None, :],
                     mask=is_split[:, None],
                     other=0.0,
                     cache_modifier=".cg",

@@ -27,6 +27,7 @@ TYPES = {
     torch.int64: "*i64",
     torch.int32: "*i32",
 }
+DEPENDENT_CAPABILITY = 90  # the first with programmatic dependent launch
 MAX_STATIC_SHARED_BYTES = 48 << 10  # more has to be allowed for each function
 FORMATS = {"*": "Q", "i": "i4x", "f": "f4x"}  # each argument in 8 bytes, of `struct`
 
@@ -37,12 +38,19 @@ class Launcher:
     """Kernels of one device. Loads a kernel on its first launch, which must not happen while a graph is captured.
 
     For one thread at a time, as arguments are packed into memory that each launch uses again.
+
+    Attributes:
+        capability: compute capability, 90 for 9.0; None for Triton's interpreter.
+        is_dependent: kernels are launched while the kernel before them is running (programmatic dependent launch).
     """
 
-    def __init__(self, device: torch.device, driver: ModuleType | None = None) -> None:
+    def __init__(
+        self, device: torch.device, driver: ModuleType | None = None, *, is_dependent: bool | None = None
+    ) -> None:
         """
         Args:
             driver: `cuda.bindings.driver`, or a module with the same functions; None to import it.
+            is_dependent: None for what the device has.
 
         Raises:
             ModuleNotFoundError: if cuda-bindings is not installed.
@@ -50,13 +58,16 @@ class Launcher:
         """
         self._device = device
         self._loaded: dict[tuple[Any, ...], _LoadedKernel] = {}
+        self.capability: int | None = None
+        self.is_dependent = False
         if device.type != "cuda":
             return
         if driver is None:
             from cuda.bindings import driver
         self._driver = driver
         major, minor = torch.cuda.get_device_capability(device)
-        self._capability = 10 * major + minor
+        self.capability = 10 * major + minor
+        self.is_dependent = self.capability >= DEPENDENT_CAPABILITY if is_dependent is None else is_dependent
         check("cuInit", driver.cuInit(0))
 
     def launch(self, kernel: Kernel, grid: Grid, *arguments: Tensor | int | float, **constants: Any) -> None:
@@ -64,19 +75,22 @@ class Launcher:
         Args:
             grid: number of blocks in each dimension.
             arguments: the kernel's parameters that are not constants, in their order.
+            constants: the others but those of `target_constants`.
 
         Raises:
             RuntimeError: if the CUDA driver reports an error, or the device is a CPU and Triton does not interpret.
         """
-        if self._device.type != "cuda":
+        constants |= target_constants(kernel, self.capability, self.is_dependent)
+        if self.capability is None:
             _interpret(kernel, grid, arguments, constants)
             return
         types = argument_types(kernel, arguments, constants)
         key = (kernel, types, *constants.values())
         loaded = self._loaded.get(key)
         if loaded is None:
-            compiled = compile_kernel(kernel, types, constants, self._capability)
-            loaded = self._loaded[key] = _LoadedKernel(self._driver, self._device, compiled, types)
+            compiled = compile_kernel(kernel, types, constants, self.capability)
+            is_dependent = constants.get("IS_DEPENDENT", False)
+            loaded = self._loaded[key] = _LoadedKernel(self._driver, self._device, compiled, types, is_dependent)
         loaded.launch(grid, arguments, torch.cuda.current_stream(self._device).cuda_stream)
 
 
@@ -84,7 +98,12 @@ class _LoadedKernel:
     """A function in the device's memory, and its packed arguments."""
 
     def __init__(
-        self, driver: ModuleType, device: torch.device, compiled: CompiledKernel, types: tuple[str, ...]
+        self,
+        driver: ModuleType,
+        device: torch.device,
+        compiled: CompiledKernel,
+        types: tuple[str, ...],
+        is_dependent: bool,
     ) -> None:
         self._driver = driver
         _make_context_current(driver, device)
@@ -106,6 +125,11 @@ class _LoadedKernel:
         self._config.blockDimX = WARP_SIZE * compiled.num_warps
         self._config.blockDimY = self._config.blockDimZ = 1
         self._config.sharedMemBytes = compiled.shared_bytes
+        if is_dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            self._config.attrs, self._config.numAttrs = [attribute], 1
 
     def launch(self, grid: Grid, arguments: tuple[Tensor | int | float, ...], stream: int) -> None:
         values = [one.data_ptr() if isinstance(one, Tensor) else one for one in arguments]
@@ -114,6 +138,12 @@ class _LoadedKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.hStream = stream
         check("cuLaunchKernelEx", self._driver.cuLaunchKernelEx(config, self._function, self._address, 0))
+
+
+def target_constants(kernel: Kernel, capability: int | None, is_dependent: bool) -> dict[str, bool]:
+    """The kernel's constants that follow from the device: IS_DEPENDENT and IS_INTERPRETED, if it has them."""
+    values = {"IS_DEPENDENT": is_dependent, "IS_INTERPRETED": capability is None}
+    return {name: value for name, value in values.items() if name in kernel.function.arg_names}
 
 
 def argument_types(

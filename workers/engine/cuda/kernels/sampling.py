@@ -8,11 +8,12 @@ in any batch. Computes what `sampling.pick` does, in float64.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from workers.engine import arithmetic_code
 from workers.engine.cuda.kernels.compile import Kernel
 
-LOG_BLOCK = 11  # of 2,048 tokens of the vocabulary
+LOG_BLOCK = 10  # of 1,024 tokens of the vocabulary
 # Below the key of any logit.
 NO_KEY = tl.constexpr(-(2**63))
 LOW_BITS = tl.constexpr(2**32 - 1)
@@ -50,16 +51,20 @@ def _order(keys, STAGE: tl.constexpr, NUM_DIMS: tl.constexpr):
 
 
 @triton.jit
-def _find_largest(keys, LOG_SIZE: tl.constexpr, LOG_LARGEST: tl.constexpr):
+def _find_largest(keys, LOG_SIZE: tl.constexpr, LOG_LARGEST: tl.constexpr, ARE_RUNS: tl.constexpr):
     """The 2**LOG_LARGEST largest of 2**LOG_SIZE different keys, in descending order: a bitonic sort of runs, of which
     pairs are merged.
 
     `tl.topk` does the same with a sum that Triton's interpreter computes element by element.
     Source: Shanbhag, Pirk, Madden, "Efficient top-k query processing on massively parallel hardware", SIGMOD 2018.
+
+    Args:
+        ARE_RUNS: each 2**LOG_LARGEST keys are ordered already, in turn ascending and descending.
     """
     cube = tl.reshape(keys, [2] * LOG_SIZE)
-    for stage in tl.static_range(1, LOG_LARGEST + 1):
-        cube = _order(cube, stage, LOG_SIZE)
+    if not ARE_RUNS:
+        for stage in tl.static_range(1, LOG_LARGEST + 1):
+            cube = _order(cube, stage, LOG_SIZE)
     for merge in tl.static_range(LOG_SIZE - LOG_LARGEST):
         # The larger of each pair of an ascending and a descending run are the largest of both.
         cube = tl.max(cube, LOG_SIZE - 1 - merge - LOG_LARGEST)
@@ -69,15 +74,9 @@ def _find_largest(keys, LOG_SIZE: tl.constexpr, LOG_LARGEST: tl.constexpr):
 
 @triton.jit
 def _find_candidates(
-    logits,
-    keys,
-    sums,
-    vocab,
-    STRIDE: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    LOG_BLOCK: tl.constexpr,
-    LOG_CANDIDATES: tl.constexpr,
-):
+    logits, keys, sums, vocab, STRIDE: tl.constexpr, NUM_BLOCKS: tl.constexpr, LOG_BLOCK: tl.constexpr,
+    LOG_CANDIDATES: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """One block of the vocabulary of one row: its likeliest tokens, and the sum of its exponentials.
 
     Args:
@@ -91,13 +90,16 @@ def _find_candidates(
     row = tl.program_id(1).to(tl.int64)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     is_token = ids < vocab
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     values = tl.load(logits + row * STRIDE + ids, mask=is_token, other=float("-inf"))
     values = tl.where(values == 0.0, 0.0, values)  # -0.0 equals 0.0, and has other bits
     bits = values.to(tl.int32, bitcast=True)
     # Of negative numbers, the one with the larger bits is the smaller.
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     both = (ordered << 32) | (LOW_BITS - ids.to(tl.int64))
-    highest_keys = _find_largest(tl.where(is_token, both, NO_KEY), LOG_BLOCK, LOG_CANDIDATES)
+    highest_keys = _find_largest(tl.where(is_token, both, NO_KEY), LOG_BLOCK, LOG_CANDIDATES, False)
     place = row * NUM_BLOCKS + block
     tl.store(keys + place * CANDIDATES + tl.arange(0, CANDIDATES), highest_keys)
 
@@ -109,38 +111,24 @@ def _find_candidates(
 
 @triton.jit(do_not_specialize=["table_stride", "size"])
 def _draw(
-    keys,
-    sums,
-    table,
-    out,
-    table_stride,
-    size,
-    vocab,
-    ID: tl.constexpr,
-    MOVES: tl.constexpr,
-    POSITION: tl.constexpr,
-    AT: tl.constexpr,
-    TEMPERATURE: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    POINT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NEXT_POINTS: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-    LOG_BLOCKS: tl.constexpr,
-    LOG_CANDIDATES: tl.constexpr,
-):
+    keys, sums, table, out, table_stride, size, vocab, ID: tl.constexpr, MOVES: tl.constexpr, POSITION: tl.constexpr,
+    AT: tl.constexpr, TEMPERATURE: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, POINT: tl.constexpr,
+    WIDTH: tl.constexpr, NEXT_POINTS: tl.constexpr, NUM_BLOCKS: tl.constexpr, LOG_BLOCKS: tl.constexpr,
+    LOG_CANDIDATES: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """One row: draws its token, and advances its column of the table [rows, size] float64.
 
     Args:
-        out: [4, size] float64: token ids, their log-probabilities, and the points and widths of the codes after the
-            draw.
+        out: [steps, 4, size] float64, written at [AT]: token ids, their log-probabilities, and the points and widths
+            of the codes after the draw.
     """
     MAX_BLOCKS: tl.constexpr = 2**LOG_BLOCKS
     CANDIDATES: tl.constexpr = 2**LOG_CANDIDATES
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, MAX_BLOCKS)
     is_block = blocks < NUM_BLOCKS
+    if IS_DEPENDENT:
+        gdc_wait()
     highests = tl.load(sums + row * 2 * NUM_BLOCKS + blocks, mask=is_block, other=float("-inf"))
     totals = tl.load(sums + row * 2 * NUM_BLOCKS + NUM_BLOCKS + blocks, mask=is_block, other=0.0)
     highest = tl.max(highests, 0)
@@ -148,9 +136,13 @@ def _draw(
     # A block of which all logits are -inf has a sum of 0.
     log_total = highest + tl.log(tl.sum(totals * tl.exp(highests - highest), 0))
 
-    places = tl.arange(0, MAX_BLOCKS * CANDIDATES)
-    found = tl.load(keys + row * NUM_BLOCKS * CANDIDATES + places, mask=places < NUM_BLOCKS * CANDIDATES, other=NO_KEY)
-    best = _find_largest(found, LOG_BLOCKS + LOG_CANDIDATES, LOG_CANDIDATES)
+    # The candidates of a block are in descending order; those of every other block are read in reverse.
+    candidate = tl.arange(0, CANDIDATES)[None, :]
+    is_reversed = (blocks[:, None] % 2 == 0) & (NUM_BLOCKS > 1)
+    in_turn = tl.where(is_reversed, CANDIDATES - 1 - candidate, candidate)
+    places = (row * NUM_BLOCKS + blocks[:, None]) * CANDIDATES + in_turn
+    found = tl.load(keys + places, mask=is_block[:, None], other=NO_KEY)
+    best = _find_largest(found, LOG_BLOCKS + LOG_CANDIDATES, LOG_CANDIDATES, True)
     candidates = tl.arange(0, CANDIDATES)
     is_candidate = candidates < vocab
     ids = LOW_BITS - (best & LOW_BITS)
@@ -186,12 +178,13 @@ def _draw(
     # Not a number or not, the token is one of the vocabulary's.
     token = tl.minimum(token, vocab - 1)
     logprob = tl.max(tl.where(is_choice, values, float("-inf")), 0) - log_total
-    tl.store(out + row, token.to(tl.float64))
-    tl.store(out + size + row, logprob.to(tl.float64))
+    at = tl.load(column + AT * table_stride)
+    drawn = out + at.to(tl.int64) * 4 * size + row
+    tl.store(drawn, token.to(tl.float64))
+    tl.store(drawn + size, logprob.to(tl.float64))
 
     moves = tl.load(column + MOVES * table_stride)
     position = tl.load(column + POSITION * table_stride)
-    at = tl.load(column + AT * table_stride)
     tl.store(column + ID * table_stride, token.to(tl.float64))
     tl.store(column + POSITION * table_stride, position + moves)
     tl.store(column + AT * table_stride, at + moves)
@@ -200,8 +193,8 @@ def _draw(
     next_point = tl.load(column + (NEXT_POINTS + at.to(tl.int64)) * table_stride)
     width = tl.where(is_greedy, width, width * interval / total)
     point = tl.where(is_greedy, point, tl.where(width < MIN_WIDTH, next_point, inside))
-    tl.store(out + 2 * size + row, point)
-    tl.store(out + 3 * size + row, width)
+    tl.store(drawn + 2 * size, point)
+    tl.store(drawn + 3 * size, width)
     tl.store(column + POINT * table_stride, point)
     tl.store(column + WIDTH * table_stride, width)
 

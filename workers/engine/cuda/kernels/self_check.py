@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from workers.engine.arithmetic_code import MIN_WIDTH
-from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, TEMPERATURE, StepKernels, TorchKernels
+from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, ROWS_AT_ONCE, Product, StepKernels, TorchKernels
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.transformer import Norm
+from workers.engine.model.linear import DeviceHead, DeviceLinear
+from workers.engine.model.transformer import ACTIVATIONS, Norm
 
 # Bounds of the difference, relative to a number if that exceeds 1. About four units in the last place of 16-bit types.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
@@ -24,7 +25,9 @@ LOGPROB_BOUND = 1e-4
 CODE_BOUND = 1e-6  # a place within an interval of a thousandth has a thousand times the interval's rounding error
 NUM_IDS = 300  # of the token embedding, so that a check needs little memory
 PADDING = 47  # columns behind the vocabulary
-ROWS_AT_ONCE = 8  # of plain torch, which copies what it reads
+# First row and the row behind the last of batches in which a row must have the same bits: around multiples of 8 and 16.
+BATCHES = ((0, 1), (1, 4), (0, 8), (8, 9), (3, 12), (7, 23), (40, 48))
+MAX_ROWS_ALONE = 48
 # Temperature, top-k and top-p as `sampling.limits`; 0: greedy.
 DRAWS = ((0.0, float("inf"), 2.0), (2.0, 50.0, 0.8), (0.7, 64.0, 2.0), (2.0, 7.0, 2.0), (2.0, 64.0, 0.3))
 
@@ -48,6 +51,11 @@ class KernelCheck:
     @property
     def is_correct(self) -> bool:
         return self.difference <= self.bound and not self.faults  # not a number is not within a bound
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, in words, where it is not correct."""
+        return ", ".join(self.faults) or f"differs from plain torch by {self.difference:.2g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +114,84 @@ def check_kernels(kernels: StepKernels, setting: CheckSetting) -> tuple[KernelCh
 def check_begin(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     config, table = setting.config, setting.table()
     weights = setting.random(NUM_IDS, config.n_embd), setting.random(config.n_positions, config.n_embd, seed=1)
-    integers, x = kernels.begin(table, *weights)
-    expected_integers, expected = TorchKernels(1).begin(table, *weights)
-    faults = [] if integers.equal(expected_integers) else ["the table's integers differ"]
-    alone = [kernels.begin(column, *weights)[1] for column in _each(table)]
-    return _result("begin", x, expected, [*faults, *_dependences(x, alone)], setting)
+    x, expected = kernels.begin(table, *weights), TorchKernels(1).begin(table, *weights)
+    alone = [kernels.begin(column, *weights) for column in _each(table)]
+    return _result("begin", x, expected, _dependences(x, alone), setting)
 
 
 @torch.inference_mode()
-def check_add_norm(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
+def check_multiply(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
+    """All products of a layer, and a head of few tokens: alone, and in batches around multiples of 8 and 16 rows."""
     config = setting.config
-    weight, bias = (setting.random(config.n_embd, seed=seed) / 4 for seed in (0, 1))
-    norm = Norm(1 + weight, bias, config.norm_epsilon)
-    x, y = (setting.random(setting.max_sequences, config.n_embd, seed=seed) for seed in (2, 3))
-    sums, expected_sums = x.clone(), x.clone()
-    out = [kernels.add_norm(sums, y, norm), kernels.add_norm(x.clone(), None, norm)]
-    expected = [TorchKernels(1).add_norm(expected_sums, y, norm), TorchKernels(1).add_norm(x.clone(), None, norm)]
-    alone = [kernels.add_norm(x[row : row + 1].clone(), y[row : row + 1], norm) for row in range(_num_alone(x))]
-    outs, all_expected = torch.cat((sums, *out)), torch.cat((expected_sums, *expected))
-    return _result("add_norm", outs, all_expected, _dependences(out[0], alone), setting)
+    width, inner = config.n_embd, config.n_inner
+
+    def random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+        return setting.random(*shape, seed=seed) * scale
+
+    norm = Norm(1 + random(width, scale=0.3), random(width, scale=0.3, seed=1), config.norm_epsilon)
+    activate = ACTIVATIONS[config.activation_function]
+    head = DeviceHead.pad(random(NUM_IDS, width, scale=width**-0.5, seed=7))
+
+    def linear(num_out: int, num_in: int) -> DeviceLinear:
+        return DeviceLinear(random(num_out, num_in, scale=num_in**-0.5, seed=num_out), random(num_out, seed=3))
+
+    products = (
+        Product(linear(3 * width, width), norm),
+        Product(linear(width, width), is_added=True),
+        Product(linear(inner, width), norm, activate),
+        Product(linear(width, inner), is_added=True),
+        Product(head, norm),
+    )
+    ours, theirs, faults = [], [], []
+    # Far from 0, so that a norm's mean matters.
+    x = 2 + random(setting.max_sequences, width, scale=3, seed=4)
+    few = x[:MAX_ROWS_ALONE]
+    inputs = {num_in: random(len(few), num_in, seed=num_in) for num_in in (width, inner)}
+    batches = BATCHES if kernels.has_equal_products(setting.dtype) else ()
+    for product in products:
+        if product.is_added and not batches:  # the next product would add it
+            continue
+        assert isinstance(product.linear, DeviceLinear | DeviceHead)
+        y = inputs[product.linear.weight.shape[1]]
+
+        def rows(first: int, stop: int, product: Product = product, y: Tensor = y) -> Tensor:
+            return kernels.multiply(product, few[first:stop].clone(), y[first:stop])
+
+        out = rows(0, len(few))
+        ours.append(out.flatten())
+        theirs.append(_multiply_exactly(product, few, y).flatten())
+        for first, stop in batches:
+            if stop <= len(few) and not rows(first, stop).equal(out[first:stop]):
+                faults.append(f"rows {first} to {stop - 1} of {len(out[0])} columns have other bits than in a batch")
+    # The largest batch, whose residual additions show in the logits only.
+    added, last, y = products[1], products[-1], random(len(x), width, seed=5)
+    sums = x.clone()
+    kernels.multiply(added, sums, y)
+    ours.append(kernels.multiply(last, sums, None).flatten())
+    theirs.append(_multiply_exactly(last, _multiply_exactly(added, x, y).to(x.dtype), y).flatten())
+    return _result("multiply", torch.cat(ours), torch.cat(theirs), faults, setting)
+
+
+def _multiply_exactly(product: Product, x: Tensor, y: Tensor) -> Tensor:
+    """`multiply`, each part in float32 with a result that is rounded."""
+    source = y if product.norm is None else product.norm(x)
+    linear = product.linear
+    assert isinstance(linear, DeviceLinear | DeviceHead)
+    out = source.float() @ linear.weight.float().T
+    if isinstance(linear, DeviceHead):
+        return out[:, : linear.vocab_size]
+    if linear.bias is not None:
+        out += linear.bias.float()
+    if product.activate is not None:
+        out = product.activate(out)
+    out = out.to(x.dtype)
+    return (x + out if product.is_added else out).float()
 
 
 @torch.inference_mode()
 def check_attend(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     config = setting.config
-    integers = setting.table()[:TEMPERATURE].long()
+    table = setting.table()
     slots = setting.random(setting.num_slots(), 2, config.n_head, config.head_size)
     qkv = setting.random(setting.max_sequences, 3 * config.n_embd, seed=1)
     qkv[:, : config.n_embd] *= config.head_size**-0.5
@@ -140,13 +201,13 @@ def check_attend(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     twin = TorchKernels(config.n_positions)
     parts = range(0, len(qkv), ROWS_AT_ONCE)
     expected = [
-        twin.attend(qkv[at : at + ROWS_AT_ONCE], expected_slots, integers[:, at : at + ROWS_AT_ONCE]) for at in parts
+        twin.attend(qkv[at : at + ROWS_AT_ONCE], expected_slots, table[:, at : at + ROWS_AT_ONCE]) for at in parts
     ]
-    out = kernels.attend(qkv, slots, integers)
+    out = kernels.attend(qkv, slots, table)
     faults = [] if slots.equal(expected_slots) else ["other keys and values are stored"]
-    if not kernels.attend(qkv, slots, integers).equal(out):
+    if not kernels.attend(qkv, slots, table).equal(out):
         faults.append("a second launch has other results")
-    alone = [kernels.attend(qkv[row : row + 1], slots, column) for row, column in enumerate(_each(integers))]
+    alone = [kernels.attend(qkv[row : row + 1], slots, column) for row, column in enumerate(_each(table))]
     return _result("attend", out, torch.cat(expected), [*faults, *_dependences(out, alone)], setting)
 
 
@@ -154,10 +215,10 @@ def check_attend(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
 def check_draw(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     table, logits = setting.table(), _logits(setting)
     advanced = table.clone()
-    out = kernels.draw(logits, advanced)
+    out = _drawn(kernels, logits, advanced)
     tables = [part.clone() for part in torch.split(table, ROWS_AT_ONCE, 1)]
     parts = zip(torch.split(logits, ROWS_AT_ONCE), tables, strict=True)
-    expected = torch.cat([TorchKernels(1).draw(*part) for part in parts], 1)
+    expected = torch.cat([_drawn(TorchKernels(1), *part) for part in parts], 1)
     expected_table = torch.cat(tables, 1)
     faults = [] if out[0].equal(expected[0]) else ["other tokens are drawn"]
     codes, expected_codes = advanced[POINT:AT], expected_table[POINT:AT].clone()
@@ -166,16 +227,24 @@ def check_draw(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     expected_table[POINT:AT] = codes
     if not advanced.equal(expected_table):
         faults.append("the table is advanced differently")
-    alone = [kernels.draw(logits[row : row + 1], column)[:, 0] for row, column in enumerate(_each(table))]
+    alone = [_drawn(kernels, logits[row : row + 1], column)[:, 0] for row, column in enumerate(_each(table))]
     faults += _dependences(out.T, [one[None] for one in alone])
     difference = _difference(out[1], expected[1])
     return KernelCheck("draw", difference, LOGPROB_BOUND, tuple(faults))
 
 
+def _drawn(kernels: StepKernels, logits: Tensor, table: Tensor) -> Tensor:
+    """[4, rows], what a draw stores; not a number where it stores nothing."""
+    out = torch.full((MAX_STEPS, 4, len(logits)), float("nan"), dtype=torch.float64, device=logits.device)
+    at = table[AT].long()
+    kernels.draw(logits, table, out)
+    return out[at, :, torch.arange(len(logits), device=logits.device)].T
+
+
 # Name of the method → its check.
 CHECKS: dict[str, Callable[[StepKernels, CheckSetting], KernelCheck]] = {
     "begin": check_begin,
-    "add_norm": check_add_norm,
+    "multiply": check_multiply,
     "attend": check_attend,
     "draw": check_draw,
 }

@@ -1,4 +1,4 @@
-"""`StepKernels` in Triton: two kernels of a layer and three outside, each with sums in a fixed order.
+"""`StepKernels` in Triton: five kernels of a layer and four outside, each with sums in a fixed order.
 
 A row's results have the same bits whatever the other rows of the batch are. Knows tensors, KV slots and the layout of a
 batch's table. Does not know sequences and graphs.
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from workers.engine.cuda.kernels import attention
 from workers.engine.cuda.kernels.attention import ATTEND
-from workers.engine.cuda.kernels.embedding import BEGIN, ROWS
+from workers.engine.cuda.kernels.embedding import BEGIN
 from workers.engine.cuda.kernels.launch import Launcher
 from workers.engine.cuda.kernels.norm import ADD_NORM
+from workers.engine.cuda.kernels.product import divide, product_kernel
 from workers.engine.cuda.kernels.sampling import DRAW, FIND_CANDIDATES, LOG_BLOCK
 from workers.engine.cuda.step_kernels import (
     AT,
@@ -32,12 +33,26 @@ from workers.engine.cuda.step_kernels import (
     TOP_K,
     TOP_P,
     WIDTH,
+    Product,
 )
 from workers.engine.draw import NUM_CANDIDATES
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.transformer import Norm
+from workers.engine.model.linear import DeviceHead, DeviceLinear
+from workers.engine.model.transformer import ACTIVATIONS, Norm, gelu_new
 
 LOG_CANDIDATES = NUM_CANDIDATES.bit_length() - 1
+PRODUCT_CAPABILITY = 80  # the first with the instructions of `product`
+# Of `product`: all batches up to the default of TERCET_MAX_BATCH, so that texts do not depend on the batch.
+MAX_ROWS = 48
+
+
+def has_gelu_epilogue(y: Tensor) -> bool:
+    """Whether a product of `y` can compute the tanh form of GELU before it stores its result.
+
+    torch's CUDA product does so with cuBLASLt's epilogue, or by `gelu_(…, "tanh")` where it uses plain cuBLAS; on a CPU
+    the same function computes the form with erf. Source: `addmm_out_cuda_impl` in aten/src/ATen/native/cuda/Blas.cpp.
+    """
+    return y.is_cuda
 
 
 class TritonKernels:
@@ -56,9 +71,10 @@ class TritonKernels:
             RuntimeError: if the CUDA driver reports an error.
         """
         self._launcher = launcher or Launcher(device)
+        self._has_gelu = ACTIVATIONS[config.activation_function] is gelu_new and not config.is_gated
+        self._unadded: Tensor | None = None
         heads, self._head_width = config.n_head, triton.next_power_of_2(config.head_size)
-        self._split = attention.split_size(config.n_positions)
-        self._num_splits = attention.num_splits(config.n_positions)
+        self._num_splits = -(-config.n_positions // (attention.TOKENS * attention.TILES))
         self._max_splits = triton.next_power_of_2(self._num_splits)
         means = (max_sequences, heads, self._max_splits, self._head_width)
         self._partial_means = torch.empty(means, device=device)
@@ -69,113 +85,106 @@ class TritonKernels:
         self._keys = torch.empty(keys, dtype=torch.int64, device=device)
         self._sums = torch.empty(max_sequences, 2, self._num_blocks, device=device)
 
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
         assert position_embedding is not None
+        self._unadded = None
         size, width = table.shape[1], token_embedding.shape[1]
-        integers = torch.empty(TEMPERATURE, size, dtype=torch.int64, device=table.device)
         x = torch.empty(size, width, dtype=token_embedding.dtype, device=table.device)
         self._launcher.launch(
-            BEGIN,
-            (size, 1, 1),
-            table,
-            token_embedding,
-            position_embedding,
-            integers,
-            x,
-            table.stride(0),
-            size,
-            ID=ID,
-            POSITION=POSITION,
-            NUM_INTEGERS=TEMPERATURE,
-            ROWS=ROWS,
-            WIDTH=width,
-            BLOCK=triton.next_power_of_2(width),
-        )
-        return integers, x
+            BEGIN, (size, 1, 1), table, token_embedding, position_embedding, x, table.stride(0), ID=ID,
+            POSITION=POSITION, WIDTH=width, BLOCK=triton.next_power_of_2(width),
+        )  # fmt: skip
+        return x
 
-    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
-        size, width = x.shape
-        assert norm.bias is not None
-        out = torch.empty_like(x)
-        self._launcher.launch(
-            ADD_NORM,
-            (size, 1, 1),
-            x,
-            x if y is None else y,
-            norm.weight,
-            norm.bias,
-            out,
-            float(norm.epsilon),
-            WIDTH=width,
-            BLOCK=triton.next_power_of_2(width),
-            ADDS=y is not None,
-        )
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        """As `StepKernels.multiply`: up to MAX_ROWS rows by `product`, more by cuBLAS, which is faster there.
+
+        In the second case a result is added to `x` only by the next product with a norm.
+        """
+        if len(x) <= MAX_ROWS and self.has_equal_products(x.dtype):
+            return self._multiply(product, x, y)
+        if product.norm is not None:
+            y = self._norm(x, product.norm, self._unadded)
+            self._unadded = None
+        assert y is not None
+        out = self._activated(product, y)
+        if product.is_added:
+            self._unadded = out
+            return x
         return out
 
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+    def has_equal_products(self, dtype: torch.dtype) -> bool:
+        capability = self._launcher.capability
+        return capability is None or (capability >= PRODUCT_CAPABILITY and dtype != torch.float32)
+
+    def _activated(self, product: Product, y: Tensor) -> Tensor:
+        linear = product.linear
+        if product.activate is None:
+            return linear(y)
+        if self._has_gelu and isinstance(linear, DeviceLinear) and linear.bias is not None and has_gelu_epilogue(y):
+            return torch._addmm_activation(linear.bias, y, linear.weight.T, use_gelu=True)
+        return product.activate(linear(y))
+
+    def _multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        linear, norm = product.linear, product.norm
+        if isinstance(linear, DeviceHead):
+            # By cuBLAS, always with MAX_ROWS rows, so that it takes the same kernel whatever the batch.
+            assert norm is not None
+            normed = torch.empty(MAX_ROWS, x.shape[1], dtype=x.dtype, device=x.device)
+            return linear(self._norm(x, norm, out=normed))[: len(x)]
+        assert isinstance(linear, DeviceLinear)
+        source = y if norm is None else x
+        assert source is not None
+        rows, depth = source.shape
+        width = len(linear.weight)
+        out = x if product.is_added else torch.empty(rows, width, dtype=x.dtype, device=x.device)
+        has_gelu = product.activate is not None and self._has_gelu
+        sizes = divide(depth, rows, has_norm=norm is not None)
+        # x also stands for the tensors that this product does not read.
+        self._launcher.launch(
+            product_kernel(sizes["SPLITS"]), (-(-width // (8 * sizes["GROUPS"])), 1, 1), source,
+            x if norm is None else norm.weight, x if norm is None or norm.bias is None else norm.bias, linear.weight,
+            x if linear.bias is None else linear.bias, x, out, rows, 0.0 if norm is None else float(norm.epsilon),
+            DEPTH=depth, WIDTH=width, HAS_NORM=norm is not None, HAS_BIAS=linear.bias is not None, HAS_GELU=has_gelu,
+            HAS_RESIDUAL=product.is_added, **sizes,
+        )  # fmt: skip
+        return product.activate(out) if product.activate is not None and not has_gelu else out
+
+    def _norm(self, x: Tensor, norm: Norm, y: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The norm of x [rows, n_embd], after y is added to it in place.
+
+        Args:
+            out: gets the result; it may have more rows.
+        """
+        size, width = x.shape
+        assert norm.bias is not None
+        out = torch.empty_like(x) if out is None else out
+        self._launcher.launch(
+            ADD_NORM, (size, 1, 1), x, x if y is None else y, norm.weight, norm.bias, out, float(norm.epsilon),
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), ADDS=y is not None,
+        )  # fmt: skip
+        return out
+
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         size, (_, _, heads, head_size) = len(qkv), slots.shape
         out = torch.empty(size, heads * head_size, dtype=qkv.dtype, device=qkv.device)
         self._launcher.launch(
-            ATTEND,
-            (heads, self._num_splits, size),
-            qkv,
-            slots,
-            integers,
-            out,
-            self._partial_means,
-            self._partial_weights,
-            self._num_done,
-            size,
-            START=START,
-            ENTRY=ENTRY,
-            SUFFIX=SUFFIX,
-            POSITION=POSITION,
-            HEADS=heads,
-            HEAD_SIZE=head_size,
-            WIDTH=self._head_width,
-            TOKENS=attention.TOKENS,
-            SPLIT=self._split,
-            MAX_SPLITS=self._max_splits,
-        )
+            ATTEND, (heads, self._num_splits, size), qkv, slots, table, out, self._partial_means,
+            self._partial_weights, self._num_done, table.stride(0), START=START, ENTRY=ENTRY, SUFFIX=SUFFIX,
+            POSITION=POSITION, HEADS=heads, HEAD_SIZE=head_size, WIDTH=self._head_width, TOKENS=attention.TOKENS,
+            TILES=attention.TILES, MAX_SPLITS=self._max_splits,
+        )  # fmt: skip
         return out
 
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         size, vocab = logits.shape
-        out = torch.empty(4, size, dtype=torch.float64, device=table.device)
         self._launcher.launch(
-            FIND_CANDIDATES,
-            (self._num_blocks, size, 1),
-            logits,
-            self._keys,
-            self._sums,
-            vocab,
-            STRIDE=logits.stride(0),
-            NUM_BLOCKS=self._num_blocks,
-            LOG_BLOCK=LOG_BLOCK,
-            LOG_CANDIDATES=LOG_CANDIDATES,
-        )
+            FIND_CANDIDATES, (self._num_blocks, size, 1), logits, self._keys, self._sums, vocab,
+            STRIDE=logits.stride(0), NUM_BLOCKS=self._num_blocks, LOG_BLOCK=LOG_BLOCK, LOG_CANDIDATES=LOG_CANDIDATES,
+        )  # fmt: skip
         self._launcher.launch(
-            DRAW,
-            (size, 1, 1),
-            self._keys,
-            self._sums,
-            table,
-            out,
-            table.stride(0),
-            size,
-            vocab,
-            ID=ID,
-            MOVES=MOVES,
-            POSITION=POSITION,
-            AT=AT,
-            TEMPERATURE=TEMPERATURE,
-            TOP_K=TOP_K,
-            TOP_P=TOP_P,
-            POINT=POINT,
-            WIDTH=WIDTH,
-            NEXT_POINTS=NEXT_POINTS,
-            NUM_BLOCKS=self._num_blocks,
-            LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
+            DRAW, (size, 1, 1), self._keys, self._sums, table, out, table.stride(0), size, vocab, ID=ID, MOVES=MOVES,
+            POSITION=POSITION, AT=AT, TEMPERATURE=TEMPERATURE, TOP_K=TOP_K, TOP_P=TOP_P, POINT=POINT, WIDTH=WIDTH,
+            NEXT_POINTS=NEXT_POINTS, NUM_BLOCKS=self._num_blocks, LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
             LOG_CANDIDATES=LOG_CANDIDATES,
-        )
-        return out
+        )  # fmt: skip

@@ -17,21 +17,33 @@ from workers.engine.model.config import SHAPES, ModelConfig
 
 CPU = torch.device("cpu")
 EMBEDDED = ModelConfig(n_embd=384, n_head=6, n_inner=1536)
-OF_LAYERS = ("begin", "add_norm", "attend")
+OF_LAYERS = ("begin", "attend")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Fewer positions and tokens than in a model, as the interpreter takes milliseconds for a block.
 LAYERS = {
     "small": (replace(SHAPES["small"], n_positions=72, vocab_size=64), 1),
     "medium": (replace(SHAPES["medium"], n_positions=72, vocab_size=64), 1),
     "embedded": (replace(EMBEDDED, n_positions=256, vocab_size=64), 7),
-    # Head size and width are no powers of two; splits of 128 positions.
+    # Head size and width are no powers of two; several splits.
     "odd": (ModelConfig(n_embd=72, n_head=3, n_positions=1100, vocab_size=64), 2),
+}
+# Tiles of rows that are full and not; depths of a part of a chunk, and of chunks and a part, with 4 and 8 warps.
+PRODUCTS = {
+    "odd": (ModelConfig(n_embd=72, n_head=3, n_inner=200, n_positions=64, vocab_size=64), 23),
+    "deep": (ModelConfig(n_embd=32, n_head=1, n_inner=1100, n_positions=64, vocab_size=64), 9),
 }
 DRAWS = {
     "small": (SHAPES["small"], 1),
     "three blocks": (ModelConfig(vocab_size=5000, n_positions=256, n_embd=8, n_head=1), 5),
     "few tokens": (ModelConfig(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 5),
 }
+
+
+class ByTorch(TritonKernels):
+    """As on a GPU that lacks the instructions of `product`, and in fp32."""
+
+    def has_equal_products(self, dtype: torch.dtype) -> bool:
+        return False
 
 
 def main() -> None:
@@ -42,6 +54,15 @@ def main() -> None:
         for dtype in DTYPES:
             setting = CheckSetting(config, dtype, max_sequences, CPU)
             results += [{"dtype": str(dtype), **run(name, kernels, setting, shape)} for name in OF_LAYERS]
+    for shape, (config, max_sequences) in PRODUCTS.items():
+        for dtype in DTYPES:
+            setting = CheckSetting(config, dtype, max_sequences, CPU)
+            results.append(
+                {"dtype": str(dtype), **run("multiply", TritonKernels(config, max_sequences, CPU), setting, shape)}
+            )
+    config, max_sequences = PRODUCTS["odd"]
+    setting = CheckSetting(config, torch.float32, max_sequences, CPU)
+    results.append(run("multiply", ByTorch(config, max_sequences, CPU), setting, "by torch"))
     for shape, (config, max_sequences) in DRAWS.items():
         setting = CheckSetting(config, torch.float32, max_sequences, CPU)
         results.append(run("draw", TritonKernels(config, max_sequences, CPU), setting, shape))

@@ -39,6 +39,8 @@ class FakeDriver:
 
     CUlaunchConfig = real_driver.CUlaunchConfig
     CUfunction_attribute = real_driver.CUfunction_attribute
+    CUlaunchAttribute = real_driver.CUlaunchAttribute
+    CUlaunchAttributeID = real_driver.CUlaunchAttributeID
 
     def _done(self, call: str, *values: object) -> tuple[object, ...]:
         self.calls.append(call)
@@ -78,6 +80,7 @@ class FakeDriver:
                 grid=(config.gridDimX, config.gridDimY, config.gridDimZ),
                 block=(config.blockDimX, config.blockDimY, config.blockDimZ),
                 shared_bytes=config.sharedMemBytes,
+                attributes=[(int(one.id), one.value.programmaticStreamSerializationAllowed) for one in config.attrs],
                 stream=int(config.hStream),
             )
         )
@@ -109,6 +112,8 @@ def test_arguments_are_packed_in_the_order_of_the_parameters() -> None:
         assert done.values[:5] == pointers
         assert done.values[5] == int.from_bytes(bytes(ctypes.c_float(0.5)), sys.byteorder)
         assert done.values[6:] == [0, 0]  # Triton's scratch memory
+        # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert done.attributes == [(6, 1)]
         assert (done.grid, done.block, done.stream) == ((rows, 1, 1), (128, 1, 1), STREAM)
         assert done.function == FUNCTION
         assert done.shared_bytes > 0

@@ -16,9 +16,19 @@ import torch
 from torch import Tensor
 
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting, check_kernels
-from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, TOP_P, WIDTH, TorchKernels
+from workers.engine.cuda.step_kernels import (
+    AT,
+    ID,
+    POINT,
+    POSITION,
+    START,
+    TOP_P,
+    WIDTH,
+    Product,
+    TorchKernels,
+    multiply,
+)
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.transformer import Norm
 
 CPU = torch.device("cpu")
 CODE = [POINT, WIDTH]
@@ -42,125 +52,135 @@ def test_plain_torch_equals_itself() -> None:
 
 
 class _RowByRow(TorchKernels):
-    """Attention of each row alone, as torch's products may have other bits in a batch."""
+    """Each row alone, as torch's products may have other bits in a batch."""
 
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+    def has_equal_products(self, dtype: torch.dtype) -> bool:
+        return True
+
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        outs = [multiply(product, x[row : row + 1], None if y is None else y[row : row + 1]) for row in range(len(x))]
+        return torch.cat(outs)
+
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         parent = super().attend
-        return torch.cat([parent(qkv[row : row + 1], slots, integers[:, row : row + 1]) for row in range(len(qkv))])
+        return torch.cat([parent(qkv[row : row + 1], slots, table[:, row : row + 1]) for row in range(len(qkv))])
 
 
 class _WrongPosition(_RowByRow):
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
-        integers, x = super().begin(table, token_embedding, position_embedding)
-        return integers, x + 1e-3
+    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
+        return super().begin(table, token_embedding, position_embedding) + 1e-3
 
 
-class _WrongIntegers(_RowByRow):
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> tuple[Tensor, Tensor]:
-        integers, x = super().begin(table, token_embedding, position_embedding)
-        integers[START] = 0
-        return integers, x
+class _NormIsLeftOut(_RowByRow):
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        return super().multiply(replace(product, norm=None), x, y if product.norm is None else x)
 
 
-class _SumIsNotStored(_RowByRow):
-    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
-        return super().add_norm(x.clone(), y, norm)
+class _ResidualIsLeftOut(_RowByRow):
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        return super().multiply(replace(product, is_added=False), x, y)
 
 
-class _NormDependsOnTheBatch(_RowByRow):
-    def add_norm(self, x: Tensor, y: Tensor | None, norm: Norm) -> Tensor:
-        return super().add_norm(x, y, norm) + len(x) * 1e-7
+class _ActivationIsLeftOut(_RowByRow):
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        return super().multiply(replace(product, activate=None), x, y)
+
+
+class _ProductDependsOnTheBatch(_RowByRow):
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        return super().multiply(product, x, y) * (1 + len(x) * 1e-7)
 
 
 class _NewTokenIsIgnored(_RowByRow):
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
-        integers = integers.clone()
-        super().attend(qkv, slots, integers)
-        integers[POSITION] = (integers[POSITION] - 1).clamp(min=0)
-        return super().attend(qkv, slots.clone(), integers)
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        table = table.clone()
+        super().attend(qkv, slots, table)
+        table[POSITION] = (table[POSITION] - 1).clamp(min=0)
+        return super().attend(qkv, slots.clone(), table)
 
 
 class _KeysAreNotStored(_RowByRow):
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
-        return super().attend(qkv, slots.clone(), integers)
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        return super().attend(qkv, slots.clone(), table)
 
 
 class _EntryEndsEarly(_RowByRow):
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
-        integers = integers.clone()
-        integers[START] = (integers[START] - 1).clamp(min=0)
-        return super().attend(qkv, slots, integers)
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        table = table.clone()
+        table[START] = (table[START] - 1).clamp(min=0)
+        return super().attend(qkv, slots, table)
 
 
 class _CounterIsNotReset(_RowByRow):
     num_launches = 0
 
-    def attend(self, qkv: Tensor, slots: Tensor, integers: Tensor) -> Tensor:
+    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         self.num_launches += 1
-        out = super().attend(qkv, slots, integers)
+        out = super().attend(qkv, slots, table)
         return out if self.num_launches == 1 else out.zero_()
 
 
 class _LargerIdFirst(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
-        tokens = super().draw(logits.flip(1), table)
-        tokens[0] = logits.shape[1] - 1 - tokens[0]
-        table[ID] = tokens[0]
-        return tokens
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        super().draw(logits.flip(1), table, out)
+        out[:, 0] = logits.shape[1] - 1 - out[:, 0]
+        table[ID] = logits.shape[1] - 1 - table[ID]
 
 
 class _PaddingIsRead(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
-        return super().draw(logits.as_strided((len(logits), logits.shape[1] + 1), logits.stride()), table)
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        super().draw(logits.as_strided((len(logits), logits.shape[1] + 1), logits.stride()), table, out)
 
 
 class _TopPIsIgnored(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         changed = table.clone()
         changed[TOP_P] = 2
-        tokens = super().draw(logits, changed)
-        table[ID] = tokens[0]
-        table[[POSITION, *CODE, AT]] = changed[[POSITION, *CODE, AT]]
-        return tokens
+        super().draw(logits, changed, out)
+        table[[ID, POSITION, *CODE, AT]] = changed[[ID, POSITION, *CODE, AT]]
 
 
 class _UsedUpPointsAreKept(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         changed = table.clone()
         changed[WIDTH] = 1
-        tokens = super().draw(logits, changed)
-        tokens[3] *= table[WIDTH]
-        table[:WIDTH], table[WIDTH], table[AT] = changed[:WIDTH], tokens[3], changed[AT]
-        return tokens
+        super().draw(logits, changed, out)
+        out[:, 3] *= table[WIDTH]
+        table[:WIDTH], table[WIDTH], table[AT] = changed[:WIDTH], table[WIDTH] * changed[WIDTH], changed[AT]
 
 
 class _CodesAreNotAdvanced(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         before = table.clone()
-        tokens = super().draw(logits, table)
+        super().draw(logits, table, out)
         table[CODE] = before[CODE]
-        return tokens
 
 
 class _TableIsNotAdvanced(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
-        return super().draw(logits, table.clone())
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        super().draw(logits, table.clone(), out)
+
+
+class _StoredAtTheNextStep(_RowByRow):
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        super().draw(logits, table, out)
+        out[1:] = out[:-1].clone()
 
 
 class _NotANumber(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor) -> Tensor:
-        tokens = super().draw(logits, table)
-        tokens[1] = float("nan")
-        return tokens
+    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
+        super().draw(logits, table, out)
+        out[:, 1] = float("nan")
 
 
 @pytest.mark.parametrize(
     ("kernels", "name"),
     [
         (_WrongPosition, "begin"),
-        (_WrongIntegers, "begin"),
-        (_SumIsNotStored, "add_norm"),
-        (_NormDependsOnTheBatch, "add_norm"),
+        (_NormIsLeftOut, "multiply"),
+        (_ResidualIsLeftOut, "multiply"),
+        (_ActivationIsLeftOut, "multiply"),
+        (_ProductDependsOnTheBatch, "multiply"),
         (_NewTokenIsIgnored, "attend"),
         (_KeysAreNotStored, "attend"),
         (_EntryEndsEarly, "attend"),
@@ -171,6 +191,7 @@ class _NotANumber(_RowByRow):
         (_UsedUpPointsAreKept, "draw"),
         (_CodesAreNotAdvanced, "draw"),
         (_TableIsNotAdvanced, "draw"),
+        (_StoredAtTheNextStep, "draw"),
         (_NotANumber, "draw"),
     ],
 )
@@ -181,7 +202,7 @@ def test_a_faulty_kernel_is_found(kernels: Callable[[int], TorchKernels], name: 
 
 def test_an_error_of_the_device_is_raised() -> None:
     class Failing(TorchKernels):
-        def draw(self, *_: Any) -> Tensor:
+        def draw(self, *_: Any) -> None:
             raise RuntimeError("CUDA error in cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS")
 
     with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):

@@ -1,0 +1,69 @@
+"""Builds what the editor page is served with of CodeMirror: `python -m deploy.vendor.build DIRECTORY`.
+
+`npm ci` installs the locked packages into the directory, and esbuild bundles what `codemirror.js` beside this file
+names. The same lock gives the same bytes. The result is committed, so serving needs no npm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.npm.build import npm
+
+HERE = Path(__file__).parent
+VENDOR = HERE.parents[1] / "gateway/static/vendor"
+BUNDLE = "codemirror.js"
+LICENSES = "codemirror.LICENSES.txt"
+# The oldest browsers that have import maps and what else the page uses.
+TARGET = "chrome120,firefox121,safari17.4"
+
+
+def build(directory: Path) -> dict[str, bytes]:
+    """Build the bundle in `directory`; returns it and the licences of what is in it, by file name.
+
+    Raises what `npm` does.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json", BUNDLE):
+        shutil.copy(HERE / name, directory)
+    npm("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-timeout=20000", directory=directory)
+    esbuild = [str(directory / "node_modules/.bin/esbuild"), BUNDLE, "--bundle", "--minify", "--format=esm"]
+    options = [f"--target={TARGET}", "--legal-comments=none", "--outfile=bundle.js", "--metafile=inputs.json"]
+    subprocess.run([*esbuild, *options], cwd=directory, capture_output=True, text=True, check=True)
+    inputs = json.loads((directory / "inputs.json").read_text("utf-8"))["inputs"]
+    packages = sorted({_package(path) for path in inputs if path.startswith("node_modules/")})
+    licenses = [
+        f"{package}\n\n{(directory / 'node_modules' / package / 'LICENSE').read_text('utf-8').strip()}\n"
+        for package in packages
+    ]
+    return {BUNDLE: (directory / "bundle.js").read_bytes(), LICENSES: "\n\n".join(licenses).encode()}
+
+
+def _package(path: str) -> str:
+    """The package of a file in node_modules: `@scope/name`, or `name`."""
+    parts = path.split("/")[1:]
+    return "/".join(parts[: 2 if parts[0].startswith("@") else 1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the bundle of CodeMirror that the editor page is served with.")
+    parser.add_argument("directory", type=Path, help="for the packages and the tools that make it")
+    try:
+        files = build(parser.parse_args().directory.resolve())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stdout}{error.stderr}")
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        sys.exit(str(error))
+    VENDOR.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (VENDOR / name).write_bytes(data)
+        sys.stdout.write(f"{VENDOR / name}: {len(data):,} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The page on a touch screen: the strip of suggestions above the keyboard, taps, a long press, compositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import CDPSession, Locator, expect
+
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor
+from tests.e2e.harness import until
+
+LONG_PRESS_MS = 600
+SWIPE_PX = 60
+
+
+@pytest.fixture
+def phone(open_page: Callable[..., Editor]) -> Editor:
+    editor = open_page(mode="eager", context={**PHONE, "viewport": {"width": 360, "height": 420}})
+    editor.text.tap()
+    return editor
+
+
+def wait_until_shown(editor: Editor) -> Locator:
+    """Wait until the first chip can be tapped; returns it."""
+    expect(editor.options.first).to_be_visible()
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    return editor.options.first
+
+
+def centre(element: Locator) -> tuple[float, float]:
+    box = element.bounding_box()
+    assert box
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def touch(session: CDPSession, kind: str, *point: float) -> None:
+    points = [dict(zip("xy", point, strict=True))] if point else []
+    session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+
+def test_chips_stand_above_the_status_line_and_a_tap_accepts(phone: Editor) -> None:
+    phone.type(f"{OPENING} said nothing. " * 4 + OPENING)
+    chip = wait_until_shown(phone)
+    strip, footer = phone.page.locator("#panel").bounding_box(), phone.page.locator("footer").bounding_box()
+    line = phone.ghost.first.evaluate("ghost => ghost.getClientRects()[0].toJSON()")
+    assert strip
+    assert footer
+    assert strip["y"] + strip["height"] <= footer["y"] + 1
+    assert footer["y"] + footer["height"] <= 420
+    assert line["y"] + line["height"] <= strip["y"]  # nothing is hidden below the strip
+    heights = [box["height"] for option in phone.options.all() if (box := option.bounding_box())]
+    assert heights
+    assert min(heights) >= 44
+    before = phone.value
+    ghost = phone.ghost_text
+    chip.tap()
+    until(lambda: phone.value == f"{before}{ghost} ", 5, "the chip's text")
+    expect(phone.text).to_be_focused()
+
+
+@pytest.mark.parametrize("gesture", ["long press", "swipe"])
+def test_a_gesture_shows_the_whole_and_accepts_nothing(phone: Editor, gesture: str) -> None:
+    phone.type(OPENING)
+    chip = wait_until_shown(phone)
+    phone.page.get_by_role("button", name="Suggest", exact=True).tap()
+    phone.wait_for_response()
+    assert chip.evaluate("chip => getComputedStyle(chip).whiteSpace") == "nowrap"
+    session = phone.page.context.new_cdp_session(phone.page)
+    x, y = centre(chip)
+    touch(session, "touchStart", x, y)
+    if gesture == "swipe":
+        touch(session, "touchMove", x, y - SWIPE_PX / 2)
+        touch(session, "touchMove", x, y - SWIPE_PX)
+    else:
+        phone.page.wait_for_timeout(LONG_PRESS_MS)
+    touch(session, "touchEnd")
+    expect(phone.list).to_have_class("is-expanded")
+    assert phone.value == OPENING
+    assert chip.evaluate("chip => chip.scrollWidth <= chip.clientWidth")
+    chip.tap()
+    assert phone.value.startswith(OPENING)
+    assert phone.value != OPENING
+
+
+def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
+    phone.type(f"{OPENING} ")
+    session = phone.page.context.new_cdp_session(phone.page)
+    word = "thou"
+    for end in range(1, len(word) + 1):
+        composed = {"text": word[:end], "selectionStart": end, "selectionEnd": end}
+        session.send("Input.imeSetComposition", composed)
+        phone.page.wait_for_timeout(60)
+    chip = wait_until_shown(phone)
+    ghost = phone.ghost_text
+    assert ghost
+    chip.tap()
+    until(lambda: phone.value.rstrip() == f"{OPENING} {word}{ghost}", 5, "the completed word")
+
+
+def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) -> None:
+    """On iOS the keyboard makes only the visual viewport smaller. The test says so in its place."""
+    phone.type(OPENING)
+    wait_until_shown(phone)
+    phone.page.evaluate(
+        """() => {
+            Object.defineProperty(visualViewport, "height", { get: () => innerHeight - 150 });
+            visualViewport.dispatchEvent(new Event("resize"));
+        }"""
+    )
+    footer = phone.page.locator("footer").bounding_box()
+    assert footer
+    assert footer["y"] + footer["height"] <= 420 - 150 + 1
