@@ -100,21 +100,15 @@ class TercetLanguageServer(LanguageServer):
         if body is None:
             return caret, []
         min_usefulness = 0.0 if trigger is Trigger.ASKED else editor.min_usefulness
-        number = suggestions.num_requests
         if trigger is not Trigger.ASKED:
             if held := suggestions.offers(caret, min_usefulness):
                 return caret, held
             if editor.mode == "pauses":
                 await asyncio.sleep(PAUSE_S)
-            if number != suggestions.num_requests or time.monotonic() < self._retry_at:
+            if body["sequence"] != suggestions.num_requests or time.monotonic() < self._retry_at:
                 return None
         try:
-            try:
-                answer = await gateway.complete(body)
-            except Superseded:
-                if number != suggestions.num_requests:
-                    return None
-                answer = await gateway.complete(body)  # by an older request that reached the server after this one
+            answer = await gateway.complete(body)
         except Superseded:
             return None
         except Problem as problem:
@@ -231,6 +225,7 @@ async def _completion(ls: TercetLanguageServer, params: types.CompletionParams) 
                 sort_text=str(place),
                 filter_text=text,
                 text_edit=types.TextEdit(types.Range(start, params.position), text),
+                insert_text_mode=types.InsertTextMode.AsIs,  # prose is not indented
                 command=_acceptance(offer),
             )
         )

@@ -102,7 +102,9 @@ class Suggestions:
         if trigger is Trigger.TYPED and (has_text_after or is_deletion):
             return None
         is_idea = not has_text_after and (trigger is Trigger.ASKED or settings.mode == "pauses")
-        body = {"context": caret.context, "session": self.session, "strategy": "sample" if is_idea else "predict"}
+        # By its number the server knows the newest; requests go by several connections, and overtake each other.
+        body: dict[str, Any] = {"context": caret.context, "session": self.session, "sequence": self.num_requests}
+        body["strategy"] = "sample" if is_idea else "predict"
         if has_text_after:
             body["suffix"] = caret.after
         if settings.model:

@@ -9,8 +9,10 @@ UTF-8 positions (helix-lsp/src/client.rs) and sorts items by `sortText`; Kate co
 from __future__ import annotations
 
 import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import pytest
 
 from shared.api_keys import new_key
 from shared.extras import install_command
-from tests.e2e.harness import ROOT, Gunicorn, free_port, metric, serving, until
+from tests.e2e.harness import ROOT, Gunicorn, Tercet, free_port, metric, serving, until
 from tests.e2e.shared_servers import SharedServer
 from tests.e2e.test_cancelling import in_flight
 from tests.lsp_client import LspClient, applied
@@ -79,6 +81,31 @@ def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., L
     client.change(OPENING + ideas[0][0])
     assert ideas[0][1:] in inline_texts(client.inline(0, len(OPENING) + 1))
     assert client.shown == []
+
+
+def test_each_key_is_answered(connect: Callable[..., LspClient], tercet: SharedServer) -> None:
+    """A text is typed letter by letter; the times are printed for docs/CLIENTS.md."""
+    client = connect(NEOVIM)
+    client.open("")
+    text, times_ms, num_offered = "", [], 0
+    for letter in "She had not been back to the house since the winter, and the garden was not what she remembered. ":
+        here = {"line": 0, "character": len(text)}
+        client.change(letter, {"start": here, "end": here})
+        text += letter
+        num_before = num_requests(tercet)
+        began = time.perf_counter()
+        found = client.inline(0, len(text))
+        ended = time.perf_counter()
+        if num_requests(tercet) > num_before:  # else the words that were offered before agree with the letter
+            times_ms.append(1e3 * (ended - began))
+        num_offered += bool(found)
+    print(f"{len(text)} keys, words at {num_offered}, {len(times_ms)} requests: {statistics.median(times_ms):.0f} ms")
+    assert num_offered > len(text) / 2
+    assert client.shown == []
+
+
+def num_requests(tercet: Tercet) -> float:
+    return metric(tercet, 'tercet_requests_total{route="/autocomplete"')
 
 
 def test_an_acceptance_is_reported(connect: Callable[..., LspClient], tercet: SharedServer) -> None:

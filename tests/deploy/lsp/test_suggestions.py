@@ -18,11 +18,12 @@ def caret(context: str, after: str = "") -> Caret:
 def test_keys_are_answered_with_words_and_a_wish_with_ideas() -> None:
     suggestions = Suggestions()
     typed = suggestions.request(caret("The se"), Trigger.TYPED, LIVE)
-    assert typed == {"context": "The se", "session": suggestions.session, "strategy": "predict"}
-    assert suggestions.request(caret("The se"), Trigger.ASKED, LIVE) == typed | {"strategy": "sample"}
-    assert suggestions.request(caret("The se"), Trigger.LISTED, LIVE) == typed
+    assert typed == {"context": "The se", "session": suggestions.session, "sequence": 1, "strategy": "predict"}
+    asked = suggestions.request(caret("The se"), Trigger.ASKED, LIVE)
+    assert asked == typed | {"strategy": "sample", "sequence": 2}
+    assert suggestions.request(caret("The se"), Trigger.LISTED, LIVE) == typed | {"sequence": 3}
     pauses = EditorSettings(mode="pauses", model="small")
-    wanted = typed | {"strategy": "sample", "model_size": "small"}
+    wanted = typed | {"strategy": "sample", "model_size": "small", "sequence": 4}
     assert suggestions.request(caret("The sea"), Trigger.TYPED, pauses) == wanted | {"context": "The sea"}
 
 
