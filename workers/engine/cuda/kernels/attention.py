@@ -21,11 +21,26 @@ TILES = 3  # tiles of a split, which are loaded together
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend(
-    qkv, slots, table, out, partial_means, partial_weights, num_done, table_stride, START: tl.constexpr,
-    ENTRY: tl.constexpr, SUFFIX: tl.constexpr, POSITION: tl.constexpr, HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    qkv,
+    slots,
+    table,
+    out,
+    partial_means,
+    partial_weights,
+    num_done,
+    table_stride,
+    START: tl.constexpr,
+    ENTRY: tl.constexpr,
+    SUFFIX: tl.constexpr,
+    POSITION: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILES: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """One split of one head of one sequence; the last split stores the new token's key and value.
 
     Args:

@@ -10,9 +10,16 @@ from workers.engine.cuda.kernels.compile import Kernel
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _begin(
-    table, token_embedding, position_embedding, x, table_stride, ID: tl.constexpr, POSITION: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    table,
+    token_embedding,
+    position_embedding,
+    x,
+    table_stride,
+    ID: tl.constexpr,
+    POSITION: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One sequence's embedded token.
 
     It starts after all kernels before it, and those of its step after it. So they may read the table and the keys and

@@ -11,9 +11,17 @@ from workers.engine.cuda.kernels.compile import Kernel
 
 @triton.jit
 def _add_norm(
-    x, y, weight, bias, out, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+    x,
+    y,
+    weight,
+    bias,
+    out,
+    epsilon,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """One row of x [rows, WIDTH], which becomes x + y if ADDS; its norm goes to `out`. Statistics in float32."""
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK)

@@ -128,11 +128,31 @@ def _half(product, HALF: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def _compute_tile(
-    x, weight, residual, out, first_row, rows, epsilon, norm_weight, norm_bias, gains, shifts, first_column, weights,
-    biases, DEPTH: tl.constexpr, WIDTH: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HALVES: tl.constexpr, GROUPS: tl.constexpr,
-    SPLITS: tl.constexpr, IS_INTERPRETED: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    residual,
+    out,
+    first_row,
+    rows,
+    epsilon,
+    norm_weight,
+    norm_bias,
+    gains,
+    shifts,
+    first_column,
+    weights,
+    biases,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_GELU: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HALVES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
     """8 · HALVES rows of a block's columns; `weights` are its first chunks."""
     CHUNK: tl.constexpr = SPLITS * 32
     NUM_CHUNKS: tl.constexpr = (DEPTH + CHUNK - 1) // CHUNK
@@ -197,13 +217,30 @@ def _compute_tile(
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(
-    x, norm_weight, norm_bias, weight, bias, residual, out, rows, epsilon,
-    DEPTH: tl.constexpr, WIDTH: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HALVES: tl.constexpr, GROUPS: tl.constexpr,
-    SPLITS: tl.constexpr, IS_LOOP: tl.constexpr, PRELOADED: tl.constexpr, EARLY: tl.constexpr,
+    x,
+    norm_weight,
+    norm_bias,
+    weight,
+    bias,
+    residual,
+    out,
+    rows,
+    epsilon,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_GELU: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HALVES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_LOOP: tl.constexpr,
+    PRELOADED: tl.constexpr,
+    EARLY: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
-):  # fmt: skip
+):
     """out ← gelu(norm(x) · weightᵀ + bias) + residual, without the parts that its flags exclude.
 
     Args:
@@ -247,16 +284,58 @@ def _product(
     if IS_LOOP:
         for first_row in range(0, rows, 16):
             _compute_tile(
-                x, weight, residual, out, first_row, rows, epsilon, norm_weight, norm_bias, gains, shifts,
-                first_column, weights, biases, DEPTH, WIDTH, HAS_NORM, HAS_BIAS, HAS_GELU, HAS_RESIDUAL, HALVES,
-                GROUPS, SPLITS, IS_INTERPRETED,
-            )  # fmt: skip
+                x,
+                weight,
+                residual,
+                out,
+                first_row,
+                rows,
+                epsilon,
+                norm_weight,
+                norm_bias,
+                gains,
+                shifts,
+                first_column,
+                weights,
+                biases,
+                DEPTH,
+                WIDTH,
+                HAS_NORM,
+                HAS_BIAS,
+                HAS_GELU,
+                HAS_RESIDUAL,
+                HALVES,
+                GROUPS,
+                SPLITS,
+                IS_INTERPRETED,
+            )
     else:
         _compute_tile(
-            x, weight, residual, out, 0, rows, epsilon, norm_weight, norm_bias, gains, shifts,
-            first_column, weights, biases, DEPTH, WIDTH, HAS_NORM, HAS_BIAS, HAS_GELU, HAS_RESIDUAL, HALVES,
-            GROUPS, SPLITS, IS_INTERPRETED,
-        )  # fmt: skip
+            x,
+            weight,
+            residual,
+            out,
+            0,
+            rows,
+            epsilon,
+            norm_weight,
+            norm_bias,
+            gains,
+            shifts,
+            first_column,
+            weights,
+            biases,
+            DEPTH,
+            WIDTH,
+            HAS_NORM,
+            HAS_BIAS,
+            HAS_GELU,
+            HAS_RESIDUAL,
+            HALVES,
+            GROUPS,
+            SPLITS,
+            IS_INTERPRETED,
+        )
 
 
 @cache

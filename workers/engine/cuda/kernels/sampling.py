@@ -74,9 +74,16 @@ def _find_largest(keys, LOG_SIZE: tl.constexpr, LOG_LARGEST: tl.constexpr, ARE_R
 
 @triton.jit
 def _find_candidates(
-    logits, keys, sums, vocab, STRIDE: tl.constexpr, NUM_BLOCKS: tl.constexpr, LOG_BLOCK: tl.constexpr,
-    LOG_CANDIDATES: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    logits,
+    keys,
+    sums,
+    vocab,
+    STRIDE: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    LOG_BLOCK: tl.constexpr,
+    LOG_CANDIDATES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
     """One block of the vocabulary of one row: its likeliest tokens, and the sum of its exponentials.
 
     Args:
@@ -111,11 +118,28 @@ def _find_candidates(
 
 @triton.jit(do_not_specialize=["table_stride", "size"])
 def _draw(
-    keys, sums, table, out, table_stride, size, vocab, ID: tl.constexpr, MOVES: tl.constexpr, POSITION: tl.constexpr,
-    AT: tl.constexpr, TEMPERATURE: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, POINT: tl.constexpr,
-    WIDTH: tl.constexpr, NEXT_POINTS: tl.constexpr, NUM_BLOCKS: tl.constexpr, LOG_BLOCKS: tl.constexpr,
-    LOG_CANDIDATES: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    keys,
+    sums,
+    table,
+    out,
+    table_stride,
+    size,
+    vocab,
+    ID: tl.constexpr,
+    MOVES: tl.constexpr,
+    POSITION: tl.constexpr,
+    AT: tl.constexpr,
+    TEMPERATURE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    POINT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NEXT_POINTS: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    LOG_BLOCKS: tl.constexpr,
+    LOG_CANDIDATES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
     """One row: draws its token, and advances its column of the table [rows, size] float64.
 
     Args:

@@ -91,9 +91,18 @@ class TritonKernels:
         size, width = table.shape[1], token_embedding.shape[1]
         x = torch.empty(size, width, dtype=token_embedding.dtype, device=table.device)
         self._launcher.launch(
-            BEGIN, (size, 1, 1), table, token_embedding, position_embedding, x, table.stride(0), ID=ID,
-            POSITION=POSITION, WIDTH=width, BLOCK=triton.next_power_of_2(width),
-        )  # fmt: skip
+            BEGIN,
+            (size, 1, 1),
+            table,
+            token_embedding,
+            position_embedding,
+            x,
+            table.stride(0),
+            ID=ID,
+            POSITION=POSITION,
+            WIDTH=width,
+            BLOCK=triton.next_power_of_2(width),
+        )
         return x
 
     def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
@@ -142,12 +151,25 @@ class TritonKernels:
         sizes = divide(depth, rows, has_norm=norm is not None)
         # x also stands for the tensors that this product does not read.
         self._launcher.launch(
-            product_kernel(sizes["SPLITS"]), (-(-width // (8 * sizes["GROUPS"])), 1, 1), source,
-            x if norm is None else norm.weight, x if norm is None or norm.bias is None else norm.bias, linear.weight,
-            x if linear.bias is None else linear.bias, x, out, rows, 0.0 if norm is None else float(norm.epsilon),
-            DEPTH=depth, WIDTH=width, HAS_NORM=norm is not None, HAS_BIAS=linear.bias is not None, HAS_GELU=has_gelu,
-            HAS_RESIDUAL=product.is_added, **sizes,
-        )  # fmt: skip
+            product_kernel(sizes["SPLITS"]),
+            (-(-width // (8 * sizes["GROUPS"])), 1, 1),
+            source,
+            x if norm is None else norm.weight,
+            x if norm is None or norm.bias is None else norm.bias,
+            linear.weight,
+            x if linear.bias is None else linear.bias,
+            x,
+            out,
+            rows,
+            0.0 if norm is None else float(norm.epsilon),
+            DEPTH=depth,
+            WIDTH=width,
+            HAS_NORM=norm is not None,
+            HAS_BIAS=linear.bias is not None,
+            HAS_GELU=has_gelu,
+            HAS_RESIDUAL=product.is_added,
+            **sizes,
+        )
         return product.activate(out) if product.activate is not None and not has_gelu else out
 
     def _norm(self, x: Tensor, norm: Norm, y: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -160,31 +182,82 @@ class TritonKernels:
         assert norm.bias is not None
         out = torch.empty_like(x) if out is None else out
         self._launcher.launch(
-            ADD_NORM, (size, 1, 1), x, x if y is None else y, norm.weight, norm.bias, out, float(norm.epsilon),
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), ADDS=y is not None,
-        )  # fmt: skip
+            ADD_NORM,
+            (size, 1, 1),
+            x,
+            x if y is None else y,
+            norm.weight,
+            norm.bias,
+            out,
+            float(norm.epsilon),
+            WIDTH=width,
+            BLOCK=triton.next_power_of_2(width),
+            ADDS=y is not None,
+        )
         return out
 
     def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         size, (_, _, heads, head_size) = len(qkv), slots.shape
         out = torch.empty(size, heads * head_size, dtype=qkv.dtype, device=qkv.device)
         self._launcher.launch(
-            ATTEND, (heads, self._num_splits, size), qkv, slots, table, out, self._partial_means,
-            self._partial_weights, self._num_done, table.stride(0), START=START, ENTRY=ENTRY, SUFFIX=SUFFIX,
-            POSITION=POSITION, HEADS=heads, HEAD_SIZE=head_size, WIDTH=self._head_width, TOKENS=attention.TOKENS,
-            TILES=attention.TILES, MAX_SPLITS=self._max_splits,
-        )  # fmt: skip
+            ATTEND,
+            (heads, self._num_splits, size),
+            qkv,
+            slots,
+            table,
+            out,
+            self._partial_means,
+            self._partial_weights,
+            self._num_done,
+            table.stride(0),
+            START=START,
+            ENTRY=ENTRY,
+            SUFFIX=SUFFIX,
+            POSITION=POSITION,
+            HEADS=heads,
+            HEAD_SIZE=head_size,
+            WIDTH=self._head_width,
+            TOKENS=attention.TOKENS,
+            TILES=attention.TILES,
+            MAX_SPLITS=self._max_splits,
+        )
         return out
 
     def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         size, vocab = logits.shape
         self._launcher.launch(
-            FIND_CANDIDATES, (self._num_blocks, size, 1), logits, self._keys, self._sums, vocab,
-            STRIDE=logits.stride(0), NUM_BLOCKS=self._num_blocks, LOG_BLOCK=LOG_BLOCK, LOG_CANDIDATES=LOG_CANDIDATES,
-        )  # fmt: skip
-        self._launcher.launch(
-            DRAW, (size, 1, 1), self._keys, self._sums, table, out, table.stride(0), size, vocab, ID=ID, MOVES=MOVES,
-            POSITION=POSITION, AT=AT, TEMPERATURE=TEMPERATURE, TOP_K=TOP_K, TOP_P=TOP_P, POINT=POINT, WIDTH=WIDTH,
-            NEXT_POINTS=NEXT_POINTS, NUM_BLOCKS=self._num_blocks, LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
+            FIND_CANDIDATES,
+            (self._num_blocks, size, 1),
+            logits,
+            self._keys,
+            self._sums,
+            vocab,
+            STRIDE=logits.stride(0),
+            NUM_BLOCKS=self._num_blocks,
+            LOG_BLOCK=LOG_BLOCK,
             LOG_CANDIDATES=LOG_CANDIDATES,
-        )  # fmt: skip
+        )
+        self._launcher.launch(
+            DRAW,
+            (size, 1, 1),
+            self._keys,
+            self._sums,
+            table,
+            out,
+            table.stride(0),
+            size,
+            vocab,
+            ID=ID,
+            MOVES=MOVES,
+            POSITION=POSITION,
+            AT=AT,
+            TEMPERATURE=TEMPERATURE,
+            TOP_K=TOP_K,
+            TOP_P=TOP_P,
+            POINT=POINT,
+            WIDTH=WIDTH,
+            NEXT_POINTS=NEXT_POINTS,
+            NUM_BLOCKS=self._num_blocks,
+            LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
+            LOG_CANDIDATES=LOG_CANDIDATES,
+        )
