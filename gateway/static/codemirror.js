@@ -232,7 +232,10 @@ function tooltip(state) {
 function createTooltip(view) {
   const list = new SuggestionList(document.createElement("ol"), (place) => completers.get(view)?.accept(place));
   list.show(view.state.field(shownView), textBefore(view.state));
-  return { dom: list.element, update: ({ state }) => list.show(state.field(shownView), textBefore(state)) };
+  const dom = document.createElement("div");
+  Object.assign(dom.style, { border: "none", background: "none" }); // CodeMirror's, which know no color scheme
+  dom.append(list.element);
+  return { dom, update: ({ state }) => list.show(state.field(shownView), textBefore(state)) };
 }
 
 class GhostText extends WidgetType {

@@ -209,6 +209,23 @@ def test_the_list_shows_whole_words(open_editor: Callable[..., EditorPage], name
 
 
 @each_editor
+def test_the_list_follows_the_color_scheme(open_editor: Callable[..., EditorPage], name: str) -> None:
+    """CodeMirror gives its tooltips a light background, on which light text could not be read."""
+    editor = open_editor(name)
+    editor.page.evaluate("document.documentElement.style.colorScheme = 'dark'")
+    editor.type(OPENING)
+    editor.press("Alt+Enter")
+    editor.wait_for_list()
+    background, text = editor.items.first.evaluate(
+        """(item) => {
+          const list = item.closest(".tercet-list");
+          return [getComputedStyle(list).backgroundColor, getComputedStyle(item).color];
+        }"""
+    )
+    assert (background, text) == ("rgb(36, 34, 32)", "rgb(232, 227, 216)")
+
+
+@each_editor
 def test_suggestions_while_typing_and_none_after_undo_and_deletion(
     open_editor: Callable[..., EditorPage], name: str
 ) -> None:
