@@ -83,25 +83,28 @@ def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., L
     assert client.shown == []
 
 
-def test_each_key_is_answered(connect: Callable[..., LspClient], tercet: SharedServer) -> None:
+def test_each_key_is_answered(server_with: Callable[..., SharedServer]) -> None:
     """A text is typed letter by letter; the times are printed for docs/CLIENTS.md."""
-    client = connect(NEOVIM)
-    client.open("")
+    tercet = server_with(dtype="auto")  # as it is served by default
     text, times_ms, num_offered = "", [], 0
-    for letter in "She had not been back to the house since the winter, and the garden was not what she remembered. ":
-        here = {"line": 0, "character": len(text)}
-        client.change(letter, {"start": here, "end": here})
-        text += letter
-        num_before = num_requests(tercet)
-        began = time.perf_counter()
-        found = client.inline(0, len(text))
-        ended = time.perf_counter()
-        if num_requests(tercet) > num_before:  # else the words that were offered before agree with the letter
-            times_ms.append(1e3 * (ended - began))
-        num_offered += bool(found)
+    with LspClient(NEOVIM, environ=tercet.environ) as client:
+        client.open("")
+        for (
+            letter
+        ) in "She had not been back to the house since the winter, and the garden was not what she remembered. ":
+            here = {"line": 0, "character": len(text)}
+            client.change(letter, {"start": here, "end": here})
+            text += letter
+            num_before = num_requests(tercet)
+            began = time.perf_counter()
+            found = client.inline(0, len(text))
+            ended = time.perf_counter()
+            if num_requests(tercet) > num_before:  # else the words that were offered before agree with the letter
+                times_ms.append(1e3 * (ended - began))
+            num_offered += bool(found)
+        assert client.shown == []
     print(f"{len(text)} keys, words at {num_offered}, {len(times_ms)} requests: {statistics.median(times_ms):.0f} ms")
     assert num_offered > len(text) / 2
-    assert client.shown == []
 
 
 def num_requests(tercet: Tercet) -> float:
