@@ -64,6 +64,7 @@ def before_call(_context: schemathesis.HookContext, case: schemathesis.Case[Any]
             body["max_tokens"] = NUM_TOKENS
     if "Prefer" in (case.headers or {}):
         body.pop("stream", None)  # a job is not streamed
+        body.pop("session", None)  # nor superseded
     if not body.get("stream"):
         body.pop("stream_options", None)
     if body.get("best_of") is not None:

@@ -18,7 +18,7 @@ def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     base = tmp_path_factory.mktemp("t")
     smi = base / "bin" / "nvidia-smi"
     smi.parent.mkdir()
-    smi.write_text("#!/bin/sh\necho '0, GPU-a, 1000, small card'; echo '1, GPU-b, 2500, larger card'\n")
+    smi.write_text("#!/bin/sh\necho '0, GPU-a, 1500, small card'; echo '1, GPU-b, 3600, larger card'\n")
     smi.chmod(0o755)
     tercet = Tercet(base, devices="cuda:0,cuda:1", compute="cpu", models="embedded", cpu_threads="1", max_batch="8")
     tercet.environ["PATH"] = f"{smi.parent}:{tercet.environ['PATH']}"
