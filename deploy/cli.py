@@ -27,6 +27,7 @@ COMMANDS = {
     "key": "deploy.commands.key:key_commands",
     "settings": "deploy.commands.settings:show_settings",
     "complete": "deploy.commands.complete:complete",
+    "lsp": "deploy.lsp.command:lsp",
     "calibrate": "deploy.calibrate.command:calibrate",
     "deploy": "deploy.aws.command:deploy_commands",
 }

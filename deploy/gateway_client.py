@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from typing import Any
 
 import httpx
 import typer
@@ -18,9 +19,15 @@ from shared.settings import Settings
 def gateway_client(
     settings: Settings, environ: Mapping[str, str], url: str | None = None, timeout_s: float = 5.0
 ) -> httpx.Client:
-    """A client of this instance's gateway, which trusts the instance's certificate and no other; or of that at `url`.
+    """A client of this instance's gateway, or of that at `url`; see `client_options`."""
+    return httpx.Client(**client_options(settings, environ, url, timeout_s))
 
-    At a URL it trusts the machine's certificate authorities, or those of `SSL_CERT_FILE`.
+
+def client_options(settings: Settings, environ: Mapping[str, str], url: str | None, timeout_s: float) -> dict[str, Any]:
+    """Options of httpx's clients for this instance's gateway, or for that at `url`.
+
+    For this instance they trust its certificate and no other, at a URL the machine's certificate authorities, or those
+    of `SSL_CERT_FILE`.
 
     Raises:
         StartError: the certificate cannot be read, or the key has characters that no key has.
@@ -28,13 +35,13 @@ def gateway_client(
     key = environ.get("TERCET_API_KEY", "").strip()
     if not (key.isascii() and key.isprintable()):
         raise StartError("TERCET_API_KEY is not an API key: it has characters other than letters, digits, - and _.")
-    return httpx.Client(
-        base_url=url or settings.url,
-        headers={"Authorization": f"Bearer {key}"} if key else None,
-        verify=ssl.create_default_context() if url else _trust(settings),
-        timeout=timeout_s,
-        trust_env=False,
-    )
+    return {
+        "base_url": url or settings.url,
+        "headers": {"Authorization": f"Bearer {key}"} if key else None,
+        "verify": ssl.create_default_context() if url else _trust(settings),
+        "timeout": timeout_s,
+        "trust_env": False,
+    }
 
 
 def server_url(text: str | None) -> str | None:

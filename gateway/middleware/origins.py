@@ -1,9 +1,10 @@
 """Middleware: which `Host` and `Origin` headers are allowed, and the CORS headers of allowed origins.
 
 Bodies are parsed as JSON whatever their content type says (`curl -d` sends a form's), so the browser sends a foreign
-page's POST without a preflight. Therefore `Origin` must be the server's own or listed. `Host` must name this server:
-a page that rebinds its DNS name to this address sends its own name (DNS rebinding). Balancers and kubelets send what
-they like to a health check, or no `Host`, so its routes answer any.
+page's POST without a preflight. Therefore `Origin` must be the server's own or listed, but for static files: they hold
+nothing of a user, and the client module that a page loads from here can say what is missing. `Host` must name this
+server: a page that rebinds its DNS name to this address sends its own name (DNS rebinding). Balancers and kubelets send
+what they like to a health check, or no `Host`, so its routes answer any.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import falcon
 from gateway import cors
 from shared.errors import ForbiddenOrigin, UnknownHost
 from shared.settings import Settings
+
+STATIC_PREFIX = "/static/"
 
 
 class Origins:
@@ -33,6 +36,9 @@ class Origins:
         host = req.get_header("Host") or ""
         if req.path not in self._health_paths and not self._settings.allows_host(host):
             raise UnknownHost(f"Host {host!r} is not served here; add its name to TERCET_HOSTS.")
+        if req.path.startswith(STATIC_PREFIX) and req.method in {"GET", "HEAD"}:
+            resp.set_header("Access-Control-Allow-Origin", "*")  # whoever asks, so that caches need no `Vary`
+            return
         origin = req.get_header("Origin")
         # The scheme is not compared: TLS may end at a proxy, and then only the proxy knows it.
         if origin is None or (host and origin in {f"http://{host}", f"https://{host}"}):

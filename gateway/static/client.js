@@ -52,8 +52,8 @@ export class Problem extends Error {
     /** HTTP status; 0 if no response arrived. */
     this.status = body.status ?? 0;
     /**
-     * Machine-readable code from the server. The client adds `unreachable` (no connection), `cut` (the stream ended
-     * early) and `unknown` (the response had no code).
+     * Machine-readable code from the server. The client adds `unreachable` (no connection), `forbidden_origin` (the
+     * server does not list this page's origin), `cut` (the stream ended early) and `unknown` (the response had no code).
      */
     this.code = body.code ?? "unknown";
     this.retryAfterS = retryAfterS;
@@ -200,13 +200,30 @@ export class Client {
     // For load balancers, which do not read bodies. A header cannot have every character that a session may have.
     if (/^[!-~]+$/.test(this.#sessionId)) headers["X-Session-Id"] = this.#sessionId;
     const response = await fetch(this.#url + path, { method: "POST", headers, body: JSON.stringify(body), ...init })
-      .catch((error) => {
+      .catch(async (error) => {
         if (error.name === "AbortError") throw error;
-        throw new Problem({ code: "unreachable", detail: "The server is not responding." });
+        throw await this.#connectionProblem();
       });
     if (response.ok) return response;
     const problem = await response.json().catch(() => ({ title: response.statusText }));
     throw new Problem({ ...problem, status: response.status }, Number(response.headers.get("Retry-After")) || 0);
+  }
+
+  /**
+   * Why a request got no response that this page may read: pages of any origin may read the server's static files, pages
+   * of listed origins all else.
+   * @returns {Promise<Problem>}
+   */
+  async #connectionProblem() {
+    const origin = globalThis.location?.origin;
+    if (origin && origin !== new URL(this.#url, globalThis.location.href).origin) {
+      const response = await fetch(`${this.#url}static/tercet.js`, { method: "HEAD", cache: "no-store" }).catch(() => null);
+      if (response?.ok) {
+        const detail = `The server does not accept pages of ${origin}: add this origin to its setting TERCET_ORIGINS.`;
+        return new Problem({ status: 403, code: "forbidden_origin", detail });
+      }
+    }
+    return new Problem({ code: "unreachable", detail: "The server is not responding." });
   }
 }
 

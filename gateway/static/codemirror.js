@@ -182,12 +182,13 @@ class Suggestions {
 
   /** @param {View} shown */
   #draw(shown) {
-    this.#list?.show(shown);
+    const context = textBefore(this.#view.state);
+    this.#list?.show(shown, context);
     this.#show(shown);
     if (this.#isDestroyed) return; // an update that removes the extension is under way
     const previous = this.#view.state.field(shownView);
     if (!isVisible(previous) && !isVisible(shown)) return; // typing costs no further update while nothing is shown
-    const text = announcement(shown, previous);
+    const text = announcement(shown, previous, context);
     this.#view.dispatch({ effects: [setView.of(shown), ...(text ? [EditorView.announce.of(text)] : [])] });
   }
 }
@@ -215,6 +216,12 @@ function drawGhostText(state) {
   return Decoration.set(widget.range(state.selection.main.head));
 }
 
+/** The end of the text before the caret. @param {EditorState} state  @returns {string} */
+function textBefore({ doc, selection }) {
+  const { from, text } = doc.lineAt(selection.main.head);
+  return text.slice(0, selection.main.head - from);
+}
+
 /** @param {EditorState} state  @returns {import("@codemirror/view").Tooltip|null} */
 function tooltip(state) {
   if (!state.field(shownView)?.isListed) return null;
@@ -224,8 +231,11 @@ function tooltip(state) {
 /** @param {EditorView} view  @returns {import("@codemirror/view").TooltipView} */
 function createTooltip(view) {
   const list = new SuggestionList(document.createElement("ol"), (place) => completers.get(view)?.accept(place));
-  list.show(view.state.field(shownView));
-  return { dom: list.element, update: ({ state }) => list.show(state.field(shownView)) };
+  list.show(view.state.field(shownView), textBefore(view.state));
+  const dom = document.createElement("div");
+  Object.assign(dom.style, { border: "none", background: "none" }); // CodeMirror's, which know no color scheme
+  dom.append(list.element);
+  return { dom, update: ({ state }) => list.show(state.field(shownView), textBefore(state)) };
 }
 
 class GhostText extends WidgetType {

@@ -17,19 +17,38 @@
  */
 
 // A site's own rules for these classes win, because these have no specificity. A Content-Security-Policy does not
-// restrict a style sheet made by a script. System colors follow the page's color scheme.
+// restrict a style sheet made by a script. Colors are those of Tercet's own editor, and follow the page's color scheme.
 const STYLES = `
   :where(.tercet-ghost) { color: color-mix(in srgb, currentColor 62%, transparent); white-space: pre-wrap }
   :where(.tercet-list) {
-    margin: 0; padding: 4px 10px 4px 30px; max-width: min(36em, 90vw); border-radius: 6px;
-    border: 1px solid color-mix(in srgb, CanvasText 25%, transparent);
-    background: Canvas; color: CanvasText; font: 14px/1.5 system-ui, sans-serif;
+    margin: 0; padding: 6px; max-width: min(36em, 90vw); box-sizing: border-box; list-style-position: outside;
+    border: 1px solid light-dark(#e4dfd3, #3a3733); border-radius: 10px;
+    background: light-dark(#fffefb, #242220); color: light-dark(#26231e, #e8e3d8);
+    box-shadow: 0 12px 32px -12px light-dark(#3c2f1a2e, #000a); font: 15px/1.5 system-ui, sans-serif; text-align: start;
   }
   :where(.tercet-list:empty) { display: none }
-  :where(.tercet-list li) { cursor: pointer }
-  :where(.tercet-list [aria-current=true]) { font-weight: 600 }
-  @media (forced-colors: active) { :where(.tercet-ghost) { color: GrayText } }
+  :where(.tercet-list li) {
+    margin-inline-start: 28px; padding: 5px 10px 5px 6px; border-radius: 5px; cursor: pointer; overflow-wrap: anywhere;
+  }
+  :where(.tercet-list li::marker) { color: light-dark(#6d675c, #a29b8e); font-size: 12px }
+  :where(.tercet-list li:hover, .tercet-list [aria-current=true]) { background: light-dark(#f4ede1, #302c27) }
+  :where(.tercet-list [aria-current=true]) { box-shadow: inset 2px 0 light-dark(#9a3c25, #e39a7f) }
+  :where(.tercet-typed) { color: light-dark(#6d675c, #a29b8e) }
+  @media (hover: hover) {
+    :where(.tercet-list:not(:empty))::after {
+      content: "Tab accepts · Alt → a word · Alt ↓ the next · Esc dismisses" / ""; display: block;
+      margin: 4px -6px -2px; padding: 4px 12px 0; border-top: 1px solid light-dark(#e4dfd3, #3a3733);
+      color: light-dark(#6d675c, #a29b8e); font-size: 12px;
+    }
+  }
+  @media (forced-colors: active) {
+    :where(.tercet-ghost) { color: GrayText }
+    :where(.tercet-list [aria-current=true]) { outline: 2px solid Highlight }
+  }
 `;
+
+/** How much of a text's end is looked at for the word before the caret. */
+const MAX_WORD_CHARS = 24;
 
 /** A document and its shadow roots can share a style sheet; documents of other windows and frames cannot. */
 const styleSheets = /** @type {WeakMap<Document, CSSStyleSheet>} */ (new WeakMap());
@@ -75,6 +94,17 @@ export function ghostElement(text) {
   return element;
 }
 
+/**
+ * The part of a word before the caret, if the suggestion completes that word; else empty. A list shows it before the
+ * rest, because a part of a word alone cannot be read.
+ * @param {string} context  The end of the text before the caret.
+ * @param {string} rest  What the document does not contain of the suggestion.
+ * @returns {string}
+ */
+export function typedPrefix(context, rest) {
+  return /^\s/.test(rest) ? "" : context.slice(-MAX_WORD_CHARS).match(/\S*$/)?.[0] ?? "";
+}
+
 /** Shows suggestions in a list element; the number of each is the one of its key (Alt+1, …). */
 export class SuggestionList {
   #listeners = new AbortController();
@@ -95,15 +125,21 @@ export class SuggestionList {
     }, { signal });
   }
 
-  /** @param {View|null} view */
-  show(view) {
+  /**
+   * @param {View|null} view
+   * @param {string} context  The end of the text before the caret.
+   */
+  show(view, context) {
     const suggestions = view?.isListed ? view.suggestions : [];
     if (view?.isListed && !suggestions.length) return; // a list that stays for a moment, so that it does not flicker
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");
       item.value = suggestion.place + 1;
       item.dir = "auto";
-      item.textContent = suggestion.rest.trim();
+      const typed = document.createElement("span");
+      typed.className = "tercet-typed";
+      typed.textContent = typedPrefix(context, suggestion.rest);
+      item.append(typed, suggestion.rest.trim());
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;
     });
@@ -123,11 +159,13 @@ export class SuggestionList {
  * one. Automatic suggestions must not interrupt the writing.
  * @param {View|null} view
  * @param {View|null} previous  The view before it.
+ * @param {string} context  The end of the text before the caret.
  * @returns {string}  Empty: nothing.
  */
-export function announcement(view, previous) {
+export function announcement(view, previous, context) {
   if (!view?.chosen || view.status !== "ready" || !(view.isExplicit || view.isChosenByUser)) return "";
   if (previous?.status === "ready" && previous.chosen?.text === view.chosen.text) return "";
   const { suggestions, chosen } = view;
-  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${chosen.rest.trim()}`;
+  const text = typedPrefix(context, chosen.rest) + chosen.rest.trim();
+  return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${text}`;
 }

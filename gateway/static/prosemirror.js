@@ -189,13 +189,14 @@ class Suggestions {
 
   /** @param {View} shown */
   #draw(shown) {
-    if (this.#list) this.#list.show(shown);
+    const context = this.#texts.before;
+    if (this.#list) this.#list.show(shown, context);
     this.#show(shown);
     if (this.#isDestroyed) return; // an update that removes the plugin is under way
     const previous = pluginKey.getState(this.#view.state)?.shown ?? null;
     // Typing costs no further update while nothing is shown.
     if (previous?.chosen || shown.chosen) {
-      this.#floating.announce(announcement(shown, previous));
+      this.#floating.announce(announcement(shown, previous, context));
       this.#view.dispatch(this.#view.state.tr.setMeta(pluginKey, shown));
     }
     this.#floating.place();

@@ -2,6 +2,7 @@
 // It renders what it is given, and does not know the editor or the server.
 
 import { createElement, setText } from "./dom.js";
+import { typedPrefix } from "./editor_adapter.js";
 
 /** @typedef {import("./tercet.js").View} View */
 /** @typedef {import("./tercet.js").Sentence} Sentence */
@@ -134,15 +135,6 @@ function formatProbability(logprob) {
   if (logprob === null) return "–";
   const percent = 100 * Math.exp(logprob);
   return percent < 0.1 ? "<0.1 %" : `${percent.toFixed(percent < 10 ? 1 : 0)} %`;
-}
-
-/**
- * The part of a word before the caret, if the suggestion completes that word; else empty.
- * @param {string} context
- * @param {string} rest
- */
-function typedPrefix(context, rest) {
-  return /^\s/.test(rest) ? "" : context.slice(-24).match(/\S*$/)?.[0] ?? "";
 }
 
 /** A suggestion as a list item: line breaks become pilcrows. @param {string} text */

@@ -57,12 +57,13 @@ function setSelection(textarea, start, end) {
  */
 export function attachTextarea(textarea, { list, panel = list, ...options } = {}) {
   const suggestionList = list && new SuggestionList(list, (place) => completer.accept(place));
+  const context = () => textarea.value.slice(contextStart(textarea.selectionEnd), textarea.selectionEnd);
   const completer = new Completer({
-    context: () => textarea.value.slice(contextStart(textarea.selectionEnd), textarea.selectionEnd),
+    context,
     position: () => textarea.selectionEnd,
     after: () => textarea.value.slice(textarea.selectionEnd),
     insert: (text, numReplaced) => insertText(textarea, text, numReplaced),
-    show: (view) => suggestionList?.show(view),
+    show: (view) => suggestionList?.show(view, context()),
     drawsGhost: false,
     insertsSpace: true,
     ...options,

@@ -24,12 +24,12 @@ HEAVY = {
     "litellm": r"(.+\n)+",
     "langchain": r"\w+",
 }
-# In test_editors.py, test_applications.py and tests/e2e/test_sagemaker.py.
-ELSEWHERE = {"minuet-ai.nvim", "Emacs", "Continue", "Zed", "JupyterLab", "Open WebUI", "boto3"}
+# In test_editors.py, test_language_server.py, test_applications.py and tests/e2e/test_sagemaker.py.
+ELSEWHERE = {"Neovim", "Helix", "Kate", "lsp-mode", "Emacs", "Continue", "Zed", "JupyterLab", "Open WebUI", "boto3"}
 
 
 def test_every_section_is_run() -> None:
-    assert set(sections()) == {*LIGHT, *HEAVY, *ELSEWHERE, "shell"}
+    assert set(sections()) == {*LIGHT, *HEAVY, *ELSEWHERE, "shell", "tercet lsp"}
 
 
 @pytest.mark.parametrize("title", LIGHT)

@@ -18,7 +18,7 @@ from shared.tracing import require_opentelemetry
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize("extra", ["redis", "dynamodb", "aws", "otel"])
+@pytest.mark.parametrize("extra", ["redis", "dynamodb", "aws", "lsp", "otel"])
 def test_the_command_names_this_python_this_checkout_and_an_extra(extra: str) -> None:
     python, *pip, target = shlex.split(install_command(extra))
     assert (python, pip) == (sys.executable, ["-m", "pip", "install", "-e"])

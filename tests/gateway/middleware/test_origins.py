@@ -112,6 +112,21 @@ def test_foreign_pages_are_refused_and_may_not_read_why(listed: Gateway, method:
     assert CORS not in response.headers
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", LISTED, "http://localhost", None])
+def test_pages_of_any_origin_may_read_static_files(listed: Gateway, origin: str | None) -> None:
+    """The same for all, so that no cache needs `Vary`. Nothing else of the server is open to them."""
+    headers = {"Origin": origin} if origin else {}
+    for method in ("GET", "HEAD"):
+        response = listed.client.simulate_request(method, "/static/tercet.js", headers=headers)
+        assert response.status_code in {200, 404}
+        assert response.headers[CORS] == "*"
+        assert "Vary" not in response.headers
+    if origin == "https://evil.example":
+        assert listed.client.simulate_post("/static/tercet.js", headers=headers).status_code == 403
+        assert listed.client.simulate_get("/static/tercet.js", headers=headers | {"Host": "evil"}).status_code == 421
+        assert listed.client.simulate_get("/staticfiles", headers=headers).status_code == 403
+
+
 def test_listed_pages_may_read_the_response_and_its_headers(listed: Gateway) -> None:
     response = listed.client.simulate_post("/echo", body=b"{}", headers={"Origin": LISTED})
     assert response.status_code == 200

@@ -1,0 +1,1 @@
+"""`tercet lsp`: a language server that brings suggestions to any editor that speaks the Language Server Protocol."""

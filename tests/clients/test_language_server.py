@@ -1,0 +1,184 @@
+"""`tercet lsp` in editors, configured as docs/CLIENTS.md says: real ones where a package index has them.
+
+Debian has Emacs with lsp-mode, and Kate. A raw client that behaves as the sources of Neovim and Helix say is in
+tests/e2e/test_lsp.py; here their configurations are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.blocks import saved_file
+from tests.e2e.harness import Tercet, metric, until
+from tests.e2e.test_lsp import HELIX, NEOVIM
+from tests.lsp_client import LspClient
+
+OPENING = "The old man looked at the se"
+LSP_MODE = Path("/usr/share/emacs/site-lisp/elpa-src")
+
+
+def editor_environ(tercet: Tercet, home: Path) -> dict[str, str]:
+    """The environment of an editor for which the server under test is this machine's, and that finds `tercet`."""
+    settings = {name: value for name, value in tercet.environ.items() if name.startswith("TERCET_")}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**settings, "PATH": path, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TERM": "xterm"}
+
+
+def missing(*programs: str) -> list[str]:
+    return [program for program in programs if not shutil.which(program)]
+
+
+def test_the_configurations_of_neovim_and_helix_start_the_server(tercet: Tercet, tmp_path: Path) -> None:
+    helix = tomllib.loads(saved_file("Helix", tmp_path, tercet.url).read_text())
+    server = helix["language-server"]["tercet"]
+    assert helix["language"][0]["language-servers"] == ["tercet"]
+    assert [server["command"], *server["args"]] == ["tercet", "lsp"]
+    assert 'cmd = { "tercet", "lsp" }' in saved_file("Neovim", tmp_path, tercet.url).read_text()
+    with LspClient(HELIX, environ=tercet.environ, initial=server["config"], settings=None) as client:
+        client.open(OPENING)
+        assert client.complete(0, len(OPENING))
+        assert client.shown == []
+    with LspClient(NEOVIM, environ=tercet.environ, settings={"mode": "live"}) as client:
+        client.open(OPENING)
+        assert client.inline(0, len(OPENING))
+        assert client.shown == []
+
+
+@pytest.mark.skipif(
+    bool(missing("emacs", "emacsclient", "script")) or not [*LSP_MODE.glob("lsp-mode-*"), *LSP_MODE.glob("company-*")],
+    reason="Emacs with lsp-mode is not installed (apt-get install emacs-nox elpa-lsp-mode elpa-company)",
+)
+def test_emacs_lists_words_and_reports_the_accepted_one(tercet: Tercet, tmp_path: Path) -> None:
+    """Emacs in a terminal: a text is typed, the list is read, and M-n and Enter choose and accept."""
+    (tmp_path / ".emacs.d").mkdir()
+    shutil.copy(saved_file("lsp-mode", tmp_path, tercet.url), tmp_path / ".emacs.d")
+    notes = tmp_path / "docs" / "notes.txt"
+    notes.parent.mkdir()
+    socket = str(tmp_path / "emacs")
+    environ = editor_environ(tercet, tmp_path)
+    start = f'(progn (require (quote json)) (require (quote server)) (setq server-name "{socket}") (server-start))'
+    command = ["emacs", "-nw", str(notes), "--eval", start]
+
+    def ask(expression: str) -> Any:
+        asked = f'(json-encode (with-current-buffer "notes.txt" {expression}))'
+        printed = subprocess.run(
+            ["emacsclient", "-s", socket, "--eval", asked], capture_output=True, text=True, check=True, env=environ
+        ).stdout
+        return json.loads(json.loads(printed))
+
+    # `script` gives Emacs the terminal that it requires.
+    editor = subprocess.Popen(
+        ["script", "-qec", shlex.join(command), "/dev/null"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert editor.stdin
+
+    def send(keys: str) -> None:
+        assert editor.stdin
+        editor.stdin.write(keys.encode())
+        editor.stdin.flush()
+
+    before = metric(tercet, "tercet_saved_characters_total")
+    try:
+        until(lambda: Path(socket).exists(), 60, "Emacs's socket")
+        status = "(seq-some (lambda (each) (eq 'initialized (lsp--workspace-status each))) (lsp-workspaces))"
+        until(lambda: ask(status), 60, "the language server")
+        send(OPENING)
+        words = until(lambda: ask("company-candidates"), 30, "a list of words")
+        assert all(word.startswith("se") for word in words)
+        send("\x1bn")
+        until(lambda: ask("company-selection") == 1, 30, "the second word")
+        send("\r")
+        until(lambda: ask("(buffer-string)") == OPENING.removesuffix("se") + words[1], 30, "the accepted word")
+        num_accepted = len(words[1]) - len("se")
+        until(lambda: metric(tercet, "tercet_saved_characters_total") - before == num_accepted, 30, "its report")
+    finally:
+        editor.stdin.close()
+        editor.terminate()
+        editor.wait()
+
+
+@pytest.mark.skipif(
+    bool(missing("kate", "Xvfb", "xdotool")),
+    reason="Kate, an X server or xdotool is not installed (apt-get install kate xvfb xdotool)",
+)
+def test_kate_lists_words_and_inserts_one(tercet: Tercet, tmp_path: Path) -> None:
+    """Kate on an X server without a screen: a text is typed, and Enter accepts the first word of the list."""
+    folder = tmp_path / ".config/kate/lspclient"
+    folder.mkdir(parents=True)
+    shutil.copy(saved_file("Kate", tmp_path, tercet.url), folder)
+    notes = tmp_path / "notes.md"
+    notes.write_text("")
+    read, write = os.pipe()
+    display = subprocess.Popen(
+        ["Xvfb", "-displayfd", str(write), "-screen", "0", "1000x700x24"], pass_fds=[write], stderr=subprocess.DEVNULL
+    )
+    os.close(write)
+    with os.fdopen(read) as number:
+        environ = {**editor_environ(tercet, tmp_path), "DISPLAY": f":{number.readline().strip()}"}
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    environ["XDG_RUNTIME_DIR"] = str(runtime)
+
+    def do(*arguments: str) -> str:
+        done = subprocess.run(["xdotool", *arguments], capture_output=True, text=True, check=False, env=environ)
+        return done.stdout.strip().partition("\n")[0]
+
+    def window(name: str) -> str:
+        return do("search", "--onlyvisible", "--name", name)
+
+    editor = subprocess.Popen(
+        ["kate", "--new", "--startanon", str(notes)],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def saved() -> str:
+        do("key", "ctrl+s")
+        time.sleep(0.2)
+        return notes.read_text().rstrip("\n")
+
+    try:
+        main = until(lambda: window("notes.md"), 60, "Kate's window")
+        question = until(lambda: window("LSP server start requested"), 60, "Kate's question")
+        do("windowfocus", "--sync", question)
+        do("key", "--window", question, "alt+y")
+        until(lambda: not window("LSP server start requested"), 30, "the answer")
+        do("windowfocus", "--sync", main)
+        do("mousemove", "500", "300", "click", "1")
+        # The server starts meanwhile: the last letter is typed anew until Kate lists the words for it.
+        do("type", "--delay", "40", OPENING)
+        prefix = OPENING.removesuffix("se")
+        deadline = time.monotonic() + 60
+        text = OPENING
+        while time.monotonic() < deadline and not (text.startswith(OPENING) and text != OPENING):
+            do("key", "BackSpace")
+            do("key", "e")
+            time.sleep(1)
+            do("key", "Return")
+            text = saved()
+            if text.endswith("\n") or text == OPENING:  # no list: Enter began a line
+                do("key", "BackSpace")
+                text = saved()
+        assert text.startswith(f"{prefix}se"), text
+        assert len(text) > len(OPENING)
+    finally:
+        for process in (editor, display):
+            process.terminate()
+            process.wait()
