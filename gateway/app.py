@@ -258,7 +258,7 @@ def create_app(
         shared.start()
     submitter = None if jobs is None else JobSubmitter(jobs, settings.public_path)
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
-    autocompletion = Autocompletion(starter, settings.model.similarity, prediction)
+    autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
     completions = CompletionsResource(starter, settings.model.similarity)
     tgi = TgiResponder(starter, tokenizer, settings.model.similarity)

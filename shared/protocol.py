@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 MAX_SEED = 2**63 - 1
 # Bytes of typed text that token healing forces, so at most as many tokens carry nothing else.
 MAX_TYPED_TOKENS = 32
+# Tokens at the end of a prompt by which a worker tells how well its model knows the text.
+MAX_SCORED_TOKENS = 32
 # Why a sequence has ended, in an answer. The engine's others are for callers that do not read an answer any more.
 FINISH_REASONS = frozenset({"length", "eos", "stop", "deadline"})
 # The kinds of `workers.engine.failures`: codes of `Failed`, and labels of `State.counters`.
@@ -84,6 +86,9 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `special_as_text`, what spells a special token in `prompt` and `suffix` is text, as a writer typed it;
     otherwise it is that token.
 
+    With `score_last`, the worker reports how well the model knows so many tokens at the end of the prompt
+    (`prompt_score`); 0 reports nothing.
+
     With `suffix`, the text that follows the gap, the returned text is cut where it runs into that, and no `token` lines
     are sent.
 
@@ -99,6 +104,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     heal: bool = False
     special_as_text: bool = False
     suffix: str = ""
+    score_last: Annotated[int, Meta(ge=0, le=MAX_SCORED_TOKENS)] = 0
     sampling: Sampling = Sampling()
     predict: Prediction | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
@@ -130,7 +136,8 @@ class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=
     Tokens that only reproduce the typed text (`heal`) are not sent.
 
     With `logprobs`, `token_text` is the token's text by itself, `begin` where it begins in the text of all tokens, in
-    characters, `tops` the most likely tokens of its step, and `names` as in `Done`."""
+    characters, `tops` the most likely tokens of its step, and `names` as in `Done`. `prompt_score`, of the first line
+    only, as in `Done`."""
 
     text: str
     token_id: TokenId
@@ -139,6 +146,7 @@ class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=
     begin: Count | None = None
     tops: list[Top] | None = None
     names: dict[TokenId, str] | None = None
+    prompt_score: Finite | None = None
 
 
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
@@ -163,6 +171,9 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
 
     `fit` of a text before a `suffix`: the higher, the better it stands between both; comparable among the branches of a
     request. Null if the branch ended before it was known, or if no beginning of the text fits, and `text` is empty.
+
+    `prompt_score` is the mean log-probability of the characters of the last `score_last` tokens of the prompt, without
+    what precedes them, in nats. Null if it was not requested, or if there are too few tokens.
     """
 
     text: str
@@ -173,6 +184,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     num_typed_tokens: Count = 0
     usefulness: Finite | None = None
     fit: Finite | None = None
+    prompt_score: Finite | None = None
     finish_reason: str
     num_prompt_tokens: Count
     cached_tokens: Count

@@ -365,6 +365,8 @@ class ModelSettings:
         predict_temperature: divisor of the logits that calibrates the probabilities of predicted words (strategy
             predict); `tercet calibrate` fits it
         min_usefulness: predictions that should save fewer keys are not shown; `tercet calibrate` fits it
+        min_familiarity: mean log-probability of a character at the end of the context; below it, requests with
+            familiar_only get no suggestion
     """
 
     models: tuple[ModelSpec, ...] = _setting(
@@ -374,6 +376,7 @@ class ModelSettings:
     similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(80.0, "percent")
     predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(1.0, "ratio")
     min_usefulness: Annotated[float, Meta(ge=0, le=100)] = _setting(0.0, "keys")
+    min_familiarity: Annotated[float, Meta(ge=-100, le=0)] = _setting(-2.5, "nats")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

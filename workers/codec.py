@@ -98,6 +98,13 @@ class Codec:
             return self._tokenizer.text_of(request.prompt_ids[-1])[-1:]
         return (request.prompt or "")[-1:]
 
+    def num_chars(self, ids: Iterable[int]) -> int:
+        """Characters of the text that the tokens of a prompt make up."""
+        index = CharacterIndex()
+        for id_ in ids:
+            index.feed(self._tokenizer.prompt_bytes(id_))
+        return index.num_chars
+
     def token_stream(self, request: GenerateRequest, engine_request: EngineRequest) -> TokenStream:
         """The converter for one streamed sequence, token by token."""
         return TokenStream(

@@ -48,6 +48,7 @@ from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.gap_filler import GapBranch, GapFiller
 from workers.predictor import PredictedBranch, Predictor
+from workers.prompt_score import ScoredBranch, scored
 from workers.text.tokenizer import Tokenizer
 from workers.tokenizing import Tokenization, TokenizingTurn
 
@@ -155,12 +156,12 @@ class SlotService:
         started_at, now = time.time(), time.monotonic()
         codec = self._loaded_codec()
         try:
-            if request.predict is not None:
-                return self._predictor.join(request, codec, now, partial(self._finish, request, started_at))
-            if request.suffix:
-                request = structs.replace(request, stream=False)
-            engine_request = codec.request(request, now)
-            results = self._engine.submit(engine_request)
+            branch = self._branch(request, codec, started_at, now)
+            try:
+                return scored(branch, request, self._engine, codec, now) or branch
+            except EngineNotReady:
+                branch.cancel()
+                raise
         except EngineFull as error:
             raise SlotFull(str(error)) from error
         except EngineNotReady as error:
@@ -170,6 +171,16 @@ class SlotService:
             raise PromptTooLong(f"Too many tokens: {error}; {remedy}.") from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
+
+    def _branch(
+        self, request: GenerateRequest, codec: Codec, started_at: float, now: float
+    ) -> Branch | GapBranch | PredictedBranch:
+        if request.predict is not None:
+            return self._predictor.join(request, codec, now, partial(self._finish, request, started_at))
+        if request.suffix:
+            request = structs.replace(request, stream=False)
+        engine_request = codec.request(request, now)
+        results = self._engine.submit(engine_request)
         on_finish = partial(self._finish, request, started_at, engine_request)
         if request.suffix:
             filler = GapFiller(self._engine, codec, request, engine_request)
@@ -441,7 +452,7 @@ class Branch:
         self.on_finish(self.results.result())
 
 
-AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch
+AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch | ScoredBranch
 
 
 def _to_wall_clock(monotonic_s: float | None) -> float | None:

@@ -32,6 +32,7 @@ from workers.text.predicted_words import PredictedWords, predict_words
 from workers.text.token_healing import TokenHealing
 
 if TYPE_CHECKING:
+    from workers.engine.engine import Engine
     from workers.predictor import Predictor
 
 MAX_WRITERS = 16  # positions that are searched at once
@@ -88,7 +89,11 @@ def read_moments(
         StartError: the model is not on this machine, or the engine fails.
     """
     positions = [(passage, position) for passage in passages for position in range(passage.start, passage.end)]
-    with _running_predictor(spec, cache) as (predictor, codec), progress(console, "Positions", len(positions)) as turn:
+    # It imports torch, which the command line does without.
+    from workers.predictor import Predictor
+
+    with running_engine(spec, cache) as (engine, codec), progress(console, "Positions", len(positions)) as turn:
+        predictor = Predictor(engine)
 
         def predict(place: tuple[Passage, int]) -> Moment:
             passage, position = place
@@ -107,12 +112,11 @@ def read_moments(
 
 
 @contextmanager
-def _running_predictor(spec: ModelSpec, cache: Path | None) -> Iterator[tuple[Predictor, Codec]]:
+def running_engine(spec: ModelSpec, cache: Path | None) -> Iterator[tuple[Engine, Codec]]:
     """A warm engine in this process, with room for `MAX_WRITERS` requests of `MAX_BRANCHES` branches."""
-    # These import torch, which the command line does without.
+    # These import torch.
     from workers.engine.engine import Engine, EngineConfig
     from workers.engine.loader import load_model
-    from workers.predictor import Predictor
 
     checkpoint = resolve(spec.name, spec.source, cache=cache)
     tokenizer = tokenizer_of(checkpoint)
@@ -123,7 +127,7 @@ def _running_predictor(spec: ModelSpec, cache: Path | None) -> Iterator[tuple[Pr
     while engine.status().state not in {"warm", "failed"}:
         time.sleep(0.01)
     try:
-        yield Predictor(engine), Codec(TokenHealing(tokenizer), loaded.config.n_positions)
+        yield engine, Codec(TokenHealing(tokenizer), loaded.config.n_positions)
     finally:
         engine.stop(0)
 

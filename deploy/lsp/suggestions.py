@@ -104,6 +104,7 @@ class Suggestions:
         is_idea = not has_text_after and (trigger is Trigger.ASKED or settings.mode == "pauses")
         # By its number the server knows the newest; requests go by several connections, and overtake each other.
         body: dict[str, Any] = {"context": caret.context, "session": self.session, "sequence": self.num_requests}
+        body["familiar_only"] = True
         body["strategy"] = "sample" if is_idea else "predict"
         if has_text_after:
             body["suffix"] = caret.after

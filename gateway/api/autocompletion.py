@@ -24,7 +24,7 @@ from gateway.generation.selection import SelectionPolicy, SelectionResult, Sugge
 from gateway.generation.started_request import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import invalid_field
-from shared.protocol import Done, Prediction, Sampling
+from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction, Sampling
 
 # Prompt tokens, where the request does not say.
 DEFAULT_MAX_TOKENS = 256
@@ -49,15 +49,20 @@ class PredictionSettings:
 class Autocompletion:
     """Starts requests and renders their results."""
 
-    def __init__(self, starter: RequestStarter, similarity: float, prediction: PredictionSettings) -> None:
+    def __init__(
+        self, starter: RequestStarter, similarity: float, prediction: PredictionSettings, min_familiarity: float
+    ) -> None:
         """
         Args:
             similarity: percent from which two sentences are near-duplicates.
             prediction: settings of requests whose strategy is `predict`.
+            min_familiarity: score of a prompt from which requests with `familiar_only` are answered, in nats per
+                character.
         """
         self._starter = starter
         self._similarity = similarity
         self._prediction = prediction
+        self._min_familiarity = min_familiarity
 
     def check(self, request: AutocompleteRequest, caller: Caller) -> None:
         """
@@ -112,6 +117,7 @@ class Autocompletion:
             is_verbatim=not request.clean,
             fills_gap=bool(cut_suffix(request.suffix)),
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
+            min_familiarity=self._min_familiarity if request.familiar_only else None,
         )
 
     def _spec(self, request: AutocompleteRequest, caller: Caller, started_at: float) -> GenerationSpec:
@@ -147,6 +153,7 @@ class Autocompletion:
             ranks_first_token=True,
             heals=request.clean,
             special_as_text=True,
+            num_scored_tokens=MAX_SCORED_TOKENS if request.familiar_only else 0,
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
             deadline=deadline,

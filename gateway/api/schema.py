@@ -75,6 +75,13 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
         bool,
         Meta(description="true, or false: completions as the model made them, without healing, trimming and selection"),
     ] = True
+    familiar_only: Annotated[
+        bool,
+        Meta(
+            description="true: no sentence where the model does not know text like the end of the context, such as"
+            " another language or script; or false"
+        ),
+    ] = False
     explain: Annotated[
         Annotated[int, Meta(ge=1, le=10)] | None,
         Meta(description="a whole number from 1 to 10: most likely tokens to report at each step"),

@@ -302,6 +302,7 @@ class Fanout:
             heal=spec.heals,
             special_as_text=spec.special_as_text,
             suffix=spec.suffix,
+            score_last=spec.num_scored_tokens if branch.index == 0 else 0,
             sampling=branch.sampling,
             predict=branch.predict,
             seed=branch.seed,

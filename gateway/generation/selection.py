@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
+from gateway.generation.request import BranchEvent, BranchFailure, BranchOutcome, BranchResult, TokenDelta
 from gateway.generation.trimming import is_alike, rejection_reason, trim
 from shared.protocol import Done
 
@@ -26,6 +26,7 @@ REJECTION_DETAILS = {
     "empty": "The model ended the text here.",
     "no_prediction": "There was no other word to predict.",
     "no_fit": "No beginning of it fits before the text after the cursor.",
+    "unfamiliar_context": "The model does not know text like the end of the context (TERCET_MIN_FAMILIARITY).",
     "not_useful": "It would save too few keys (TERCET_MIN_USEFULNESS).",
 }
 
@@ -45,6 +46,8 @@ class SelectionPolicy:
         fills_gap: the worker has cut each completion where it runs into the text after a gap; the best fit comes first.
         min_usefulness: completions are predictions, ranked by usefulness; those below this many keys are rejected, and
             none is replaced. None: they are samples.
+        min_familiarity: if the prompt's score (`shared.protocol.Done.prompt_score`) is below it, all completions are
+            rejected, and none is replaced. None: whatever the score.
     """
 
     prompt: str
@@ -55,6 +58,7 @@ class SelectionPolicy:
     is_verbatim: bool = False
     fills_gap: bool = False
     min_usefulness: float | None = None
+    min_familiarity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +105,27 @@ class Selection:
         self._failures: list[BranchFailure] = []
         self._rejections: list[BranchFailure] = []
         self._empty: list[BranchResult] = []
+        # Whether the model knows the prompt's language; None: not known yet.
+        self.is_familiar: bool | None = True if policy.min_familiarity is None else None
 
     @property
     def num_missing(self) -> int:
         """Suggestions to be replaced: neither selected nor failed. There is one prediction of each rank."""
-        if self._policy.min_usefulness is not None:
+        if self._policy.min_usefulness is not None or self.is_familiar is False:
             return 0
         return self._policy.num_suggestions - len(self._selected) - len(self._failures)
+
+    def note_score(self, event: BranchEvent) -> None:
+        """Take the prompt's score from the first event of branch 0: its first token, or its outcome."""
+        if self.is_familiar is not None or event.branch != 0:
+            return
+        score = None
+        if isinstance(event, TokenDelta):
+            score = event.tokens[0].prompt_score
+        elif isinstance(event, BranchResult):
+            score = event.done.prompt_score
+        min_familiarity = self._policy.min_familiarity
+        self.is_familiar = score is None or min_familiarity is None or score >= min_familiarity
 
     def add(self, outcome: BranchOutcome) -> list[Suggestion]:
         """Add a branch's outcome. Returns the suggestions that are selected by it, in the order of their branches."""
@@ -136,6 +154,7 @@ class Selection:
         return SelectionResult(suggestions, sorted(failures, key=lambda failure: failure.branch), is_partial)
 
     def _judge(self, outcome: BranchOutcome) -> Suggestion | None:
+        self.note_score(outcome)
         if isinstance(outcome, BranchFailure):
             self._fail(outcome)
             return None
@@ -143,7 +162,7 @@ class Selection:
         if not text and outcome.done.finish_reason == "deadline":
             self._fail(deadline_failure(outcome.branch))
             return None
-        reason = self._rejection_reason(text, outcome.done)
+        reason = "unfamiliar_context" if self.is_familiar is False else self._rejection_reason(text, outcome.done)
         if reason is None:
             return _suggestion(outcome, text)
         if reason == "empty":
@@ -192,7 +211,14 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
     if policy.is_verbatim or policy.fills_gap or policy.min_usefulness is not None:
         return done.text
     ends = done.ends[done.num_typed_tokens :]
-    return trim(done.text, ends, policy.length, done.finish_reason, keeps_partial_word=policy.keeps_greedy_text)
+    return trim(
+        done.text,
+        ends,
+        policy.length,
+        done.finish_reason,
+        policy.prompt,
+        keeps_partial_word=policy.keeps_greedy_text,
+    )
 
 
 def _suggestion(result: BranchResult, text: str) -> Suggestion:

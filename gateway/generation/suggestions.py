@@ -47,7 +47,8 @@ def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) ->
     """Events of a request whose first branches are started.
 
     Yields:
-        Text deltas: a branch's deltas are a beginning of its suggestion's text. Suggestions, as they are selected.
+        Text deltas: a branch's deltas are a beginning of its suggestion's text. They wait until it is known whether the
+        model knows the prompt's language, if the policy asks for that. Suggestions, as they are selected.
         `SelectionResult` last, at the deadline at the latest.
 
     Raises:
@@ -57,18 +58,26 @@ def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) ->
     streams: dict[int, _CleanedStream | _VerbatimStream] = {}
     num_branches = policy.num_suggestions
     unfinished = set(range(num_branches))
+    held: list[TextDelta] = []
     while unfinished and (event := context.next_event()) is not None:
+        selection.note_score(event)
         if isinstance(event, TokenDelta):
-            if delta := _stream_of(streams, event.branch, policy).feed(event):
-                yield delta
+            delta = _stream_of(streams, event.branch, policy).feed(event)
+        else:
+            unfinished.remove(event.branch)
+            if not unfinished and context.first_outcomes_at is None:
+                context.first_outcomes_at = time.monotonic()
+            delta = None
+            if isinstance(event, BranchResult) and context.spec.is_streamed:
+                event, text = _stream_of(streams, event.branch, policy).finish(event)
+                delta = TextDelta(event.branch, text) if text else None
+        if delta is not None:
+            held.append(delta)
+        if selection.is_familiar:
+            yield from held
+            held = []
+        if isinstance(event, TokenDelta):
             continue
-        unfinished.remove(event.branch)
-        if not unfinished and context.first_outcomes_at is None:
-            context.first_outcomes_at = time.monotonic()
-        if isinstance(event, BranchResult) and context.spec.is_streamed:
-            event, text = _stream_of(streams, event.branch, policy).finish(event)
-            if text:
-                yield TextDelta(event.branch, text)
         yield from selection.add(event)
         num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * policy.num_suggestions - num_branches)
         if not unfinished and num_missing > 0 and not context.is_over:
@@ -126,7 +135,7 @@ class _CleanedStream:
         return result, self._advance(text)
 
     def _new_trimmer(self) -> Trimmer:
-        return Trimmer(self._policy.length, keeps_partial_word=self._policy.keeps_greedy_text)
+        return Trimmer(self._policy.length, self._policy.prompt, keeps_partial_word=self._policy.keeps_greedy_text)
 
     def _advance(self, text: str) -> str:
         if not text.startswith(self._sent):

@@ -1,8 +1,9 @@
 """Where a completion ends, which completions are rejected, and which are near-duplicates. Pure functions of text.
 
-A completion usually ends where its tokens ran out, mid-word or mid-sentence. It is trimmed to the end of a word, or of
-a sentence if one ends in its last third; a completion that ended by itself (end of text, stop string) keeps its end.
-The same rules apply to streamed text: text is final when no later token can make them remove it.
+A completion usually ends where its tokens ran out, mid-word or mid-sentence. It is trimmed to the end of a word with
+which a phrase can end, or of a sentence if one ends in its last third; a completion that ended by itself (end of text,
+stop string) keeps its end. It ends before a quotation mark that closes nothing. The same rules apply to streamed text:
+text is final when no later token can make them remove it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from operator import eq
 
 from rapidfuzz import fuzz
+
+from gateway.generation.english import Quotes, copies_noun_phrase, ends_with_function_word
 
 # Fewer tokens than this may not contain a whole word. Tokens past the requested length only complete a word.
 MIN_TOKENS = 6
@@ -50,15 +53,28 @@ MAX_PHRASE = 12  # words
 class Trimmer:
     """Trims a completion, token by token or all at once."""
 
-    __slots__ = ("_ends", "_has_late_end", "_keeps_partial_word", "_length", "_num_final", "_text")
+    __slots__ = (
+        "_ends",
+        "_has_late_end",
+        "_is_cut",
+        "_keeps_partial_word",
+        "_length",
+        "_num_final",
+        "_quotes",
+        "_text",
+    )
 
-    def __init__(self, length: int, *, keeps_partial_word: bool = False) -> None:
+    def __init__(self, length: int, prompt: str = "", *, keeps_partial_word: bool = False) -> None:
         """
         Args:
             length: requested tokens.
-            keeps_partial_word: a completion without a whole word is kept as it is, instead of being trimmed to nothing.
+            prompt: the text before the completion.
+            keeps_partial_word: for greedy text: a completion without a whole word is kept as it is, instead of being
+                trimmed to nothing, and so are its last word and its quotation marks.
         """
         self._length = length
+        self._quotes = None if keeps_partial_word else Quotes(prompt)
+        self._is_cut = False  # the text ends before a quotation mark
         self._keeps_partial_word = keeps_partial_word
         self._text = ""
         self._ends: list[int] = []  # of each token in the text, in characters
@@ -72,7 +88,7 @@ class Trimmer:
 
     def feed(self, token_text: str) -> str:
         """Add the next token's text. Returns the text that became final."""
-        self._text += token_text
+        self._add(token_text)
         self._ends.append(len(self._text))
         return self._finalize(self._safe_end()) if token_text else ""
 
@@ -82,15 +98,24 @@ class Trimmer:
         Args:
             ends: where each token ends in the text, in characters.
         """
-        self._text, self._ends = text[: ends[-1]] if ends else "", list(ends)
+        self._add(text[: ends[-1]] if ends else "")
+        self._ends = [min(end, len(self._text)) for end in ends]
         self._finalize(self._safe_end())
 
     def finish(self, finish_reason: str) -> str:
         """End the completion. Returns the text that became final."""
-        if finish_reason in {"eos", "stop"}:
+        if finish_reason in {"eos", "stop"} and not self._is_cut:
             return self._finalize(len(self._text.rstrip()))
-        end = self._last_end() or self._inner_end()
+        end = self._last_end() or self._plain_end() or self._inner_end()
         return self._finalize(end or (len(self._text.rstrip()) if self._keeps_partial_word else 0))
+
+    def _add(self, text: str) -> None:
+        """Add text, up to a quotation mark that closes nothing."""
+        if self._is_cut:
+            return
+        num_good = len(text) if self._quotes is None else self._quotes.feed(text)
+        self._is_cut = num_good < len(text)
+        self._text += text[:num_good]
 
     def _finalize(self, end: int) -> str:
         start, self._num_final = self._num_final, max(end, self._num_final)
@@ -111,7 +136,21 @@ class Trimmer:
         if self._has_late_end:
             return self._num_final
         word_ends = (found for found in _WORD_END.finditer(self._text, begin) if self._is_in_reach(found.start()))
+        return max((found.end() for found in word_ends if self._may_end(found.end())), default=0)
+
+    def _plain_end(self) -> int:
+        """The end of the last word of a completion that has only words with which no phrase ends."""
+        word_ends = [found for found in _WORD_END.finditer(self._text) if self._is_in_reach(found.start())]
+        text = self._text.rstrip()
+        if text and _LAST_WORD_END.search(text) and self._is_in_reach(len(text) - 1):
+            return len(text)
         return max((found.end() for found in word_ends), default=0)
+
+    def _may_end(self, end: int) -> bool:
+        """Whether the completion may end with the word, or the punctuation after it, that ends here."""
+        if self._keeps_partial_word:
+            return True
+        return not ends_with_function_word(self._text[:end])
 
     def _last_end(self) -> int:
         """Where the text ends if no token follows."""
@@ -120,7 +159,8 @@ class Trimmer:
             found = _LAST_SENTENCE_END.search(text)
             if found is not None and self._is_late_sentence_end(found.end()):
                 return len(text)
-            if not self._has_late_end and _LAST_WORD_END.search(text):
+            is_word_whole = _WORD.search(text) if self._is_cut else _LAST_WORD_END.search(text)
+            if not self._has_late_end and is_word_whole and self._may_end(len(text)):
                 return len(text)
         return self._num_final
 
@@ -139,14 +179,22 @@ class Trimmer:
         return num_tokens > LAST_THIRD * self._length and not _ABBREVIATION.search(self._text[:end])
 
 
-def trim(text: str, ends: Sequence[int], length: int, finish_reason: str, *, keeps_partial_word: bool = False) -> str:
+def trim(
+    text: str,
+    ends: Sequence[int],
+    length: int,
+    finish_reason: str,
+    prompt: str = "",
+    *,
+    keeps_partial_word: bool = False,
+) -> str:
     """A whole completion, trimmed.
 
     Args:
         ends: where each token ends in `text`, in characters.
-        length, keeps_partial_word: as in `Trimmer`.
+        length, prompt, keeps_partial_word: as in `Trimmer`.
     """
-    trimmer = Trimmer(length, keeps_partial_word=keeps_partial_word)
+    trimmer = Trimmer(length, prompt, keeps_partial_word=keeps_partial_word)
     trimmer.feed_all(text, ends)
     trimmer.finish(finish_reason)
     return trimmer.text
@@ -157,7 +205,8 @@ def rejection_reason(text: str, prompt: str) -> str | None:
 
     "loop": in a row, one to four characters six times, a word with the same punctuation three times, a word with any
     punctuation four times, a phrase of two or three words three times, or a longer phrase twice. A loop of words may
-    begin in the prompt. "repeats_context": the completion begins with the words that the prompt ends with.
+    begin in the prompt. "repeats_context": the completion begins with the words that the prompt ends with, or with a
+    noun phrase that is among its last words ("The old man looked at" "the old man").
     """
     if _CHARACTER_LOOP.search(text):
         return "loop"
@@ -176,6 +225,8 @@ def rejection_reason(text: str, prompt: str) -> str | None:
         prompt_end = words[num_prompt_words - size : num_prompt_words]
         if prompt_end == words[num_prompt_words : num_prompt_words + size] and (size > 1 or starts_word):
             return "repeats_context"
+    if not continues_word and copies_noun_phrase(words[num_prompt_words:], words[:num_prompt_words]):
+        return "repeats_context"
     return None
 
 

@@ -96,6 +96,7 @@ class AnswerCheck:
             raise InvalidAnswer("a line after the last")
         if not self._request.stream:
             raise InvalidAnswer("tokens that were not requested")
+        self._check_score(line)
         self._num_tokens += 1
         if self._num_tokens > self._max_new:
             raise InvalidAnswer("more tokens than requested")
@@ -116,6 +117,7 @@ class AnswerCheck:
         if self._is_done:
             raise InvalidAnswer("a line after the last")
         self._is_done = True
+        self._check_score(line)
         ids = line.token_ids
         number = len(ids)
         if line.finish_reason not in FINISH_REASONS:
@@ -134,6 +136,10 @@ class AnswerCheck:
             raise InvalidAnswer("more tokens of the prompt than it has")
         self._check_scores(line)
         self._check_prompt(line)
+
+    def _check_score(self, line: Token | Done) -> None:
+        if not self._request.score_last:
+            line.prompt_score = None
 
     def _check_scores(self, line: Done) -> None:
         if self._request.logprobs is None:

@@ -37,6 +37,7 @@ import { firstWord, isSameText, trimContext, trimSuffix, typedSince } from "./te
  * @property {boolean} isExplicit  Requested by the writer, with a key or button.
  * @property {boolean} isChosenByUser  The writer moved the choice, or accepted a word.
  * @property {Problem|null} problem  Why the last request failed.
+ * @property {boolean} isUnfamiliar  The model does not know text like that before the caret, so it suggests nothing.
  * @property {number|null} firstMs  Latest request: milliseconds to the first text.
  * @property {number|null} totalMs  Latest request: milliseconds to the complete response.
  * @property {number} restMs  Milliseconds until unasked suggestions come back after dismissals; 0: they do not rest.
@@ -91,6 +92,9 @@ const MAX_SILENCE_MS = 20_000;
 const IDEA_PAUSES = 2.5;
 const MIN_IDEA_DELAY_MS = 1000;
 
+/** Where the model knows the text, predictions ask again whether it does after so many characters. */
+const FAMILIARITY_CHARS = 24;
+
 /** Suggestions for one text field. Only one request is in flight at a time; a newer one aborts it. */
 export class Completer {
   /** The request of the writer or of a pause, whose suggestions are shown or awaited. @type {SuggestionSession|null} */
@@ -120,6 +124,9 @@ export class Completer {
   /** The suggestion that was ghost text until another took its place. @type {{candidate: Candidate, untilMs: number}|null} */
   #previous = null;
   #isResponseEmpty = false;
+  #isUnfamiliar = false;
+  /** Where the model was last asked whether it knows the text. */
+  #familiarityEnd = -Infinity;
   #isInserting = false;
   /** The next Tab belongs to the editor, to leave the field. */
   #isTabFree = false;
@@ -406,6 +413,7 @@ export class Completer {
       isExplicit: this.#session?.isExplicit ?? false,
       isChosenByUser,
       problem: this.#problem,
+      isUnfamiliar: this.#isUnfamiliar,
       firstMs: this.#latest?.firstMs ?? null,
       totalMs: this.#latest?.totalMs ?? null,
       restMs: this.#backoff.restMs(performance.now()),
@@ -524,7 +532,7 @@ export class Completer {
       if (session !== this.#inFlight) return;
       this.#inFlight = null;
       session.applyResponse(response);
-      this.#problem = null;
+      this.#noteResponse(session);
       use(session.candidates);
     } catch (error) {
       this.#fail(session, error);
@@ -566,7 +574,7 @@ export class Completer {
       for await (const event of this.client.stream(session.request, session.abortController.signal)) {
         session.applyEvent(event);
         this.#expectMore(session);
-        if (session.response) this.#problem = null;
+        if (session.response) this.#noteResponse(session);
         if (session === this.#session) this.#showProgress(session);
       }
     } catch (error) {
@@ -586,9 +594,11 @@ export class Completer {
     const before = this.#getBefore();
     const after = this.#getAfter();
     const suffix = trimSuffix(after);
+    const isNear = Math.abs(before.end - this.#familiarityEnd) < FAMILIARITY_CHARS;
+    const isChecked = this.#isUnfamiliar || !isNear || fields.strategy !== "predict";
     // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
     const request = {
-      seed: randomSeed(), ...this.#getRequestFields(), ...fields, context: trimContext(before),
+      seed: randomSeed(), ...(isChecked && { familiar_only: true }), ...this.#getRequestFields(), ...fields, context: trimContext(before),
       // Predictions are more often what is missing before a text than ideas are.
       ...(suffix && { suffix, strategy: "predict" }),
     };
@@ -596,6 +606,14 @@ export class Completer {
     this.#inFlight = this.#latest = session;
     this.#expectMore(session);
     return session;
+  }
+
+  /** @param {SuggestionSession} session */
+  #noteResponse({ request, response, before }) {
+    this.#problem = null;
+    if (!request.familiar_only) return;
+    this.#isUnfamiliar = response?.errors.some(({ code }) => code === "unfamiliar_context") ?? false;
+    this.#familiarityEnd = before.end;
   }
 
   /** @param {SuggestionSession} session */

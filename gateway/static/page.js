@@ -44,6 +44,7 @@ const TEXT_ATTRIBUTES = {
   "spellcheck": "true",
   "writingsuggestions": "false", // the browser's own inline predictions
 };
+const UNFAMILIAR = "the model does not know text like this, so it suggests nothing";
 const HINT = "Start writing. Likely words appear as you type, and an idea when you pause.";
 /** Gestures on the strip. */
 const LONG_PRESS_MS = 400;
@@ -141,6 +142,7 @@ function showView(view) {
   if (becameReady) {
     showKeyProblem("");
   }
+  if (view.isUnfamiliar && !previous.isUnfamiliar) announce(UNFAMILIAR);
   if (view.status === "empty" && previous.status !== "empty") {
     announce(`No suggestions: ${describeEmpty()}.`);
   }
@@ -183,7 +185,7 @@ function announce(message) {
 }
 
 function showProgress() {
-  const { status, problem, totalMs, restMs } = currentView;
+  const { status, problem, totalMs, restMs, isUnfamiliar } = currentView;
   const output = find("message", HTMLSpanElement);
   // Whether the server responds is said by `showServer` alone.
   const message = problem && problem.code !== "unreachable" ? describe(problem) : "";
@@ -192,6 +194,7 @@ function showProgress() {
   if (message) setText(output, message);
   else if (status === "waiting" || status === "streaming") setText(output, "…");
   else if (restMs) setText(output, `suggestions rest for ${Math.ceil(restMs / 1000)} s`);
+  else if (isUnfamiliar) setText(output, UNFAMILIAR);
   else if (status === "empty") setText(output, describeEmpty());
   else setText(output, "");
   const isComplete = totalMs !== null && status !== "waiting" && status !== "streaming";
@@ -199,6 +202,7 @@ function showProgress() {
 }
 
 function describeEmpty() {
+  if (currentView.isUnfamiliar) return UNFAMILIAR;
   return editor.textAfter === "line" ? "nothing fits here" : "the model predicts the end of the text";
 }
 

@@ -31,6 +31,7 @@ from deploy.tune.command import MAX_CLIENTS, parse_clients
 from shared.errors import StartError
 from tests.bench.gpu.cli import bench_gpu, choose
 from tests.bench.quality import replay
+from tests.bench.quality.familiarity import familiarity_table, run_familiarity
 from tests.bench.quality.gap import gap_table, run_gaps
 from tests.bench.quality.history import history_table, run_history
 from tests.bench.quality.suggestions import sample_openings, samples_table
@@ -331,6 +332,23 @@ def bench_gap(
     with _run("gap", options) as result:
         run_gaps(options, texts, QUICK_SENTENCES if quick else sentences, _fields(field), result, err)
     _report(result, [gap_table(result.rows)])
+
+
+@bench.command("familiarity")
+def bench_familiarity(
+    files: Files = None,
+    corpus: Corpus = None,
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """How well a model knows prose, other languages, other scripts and code, by the score of `familiar_only`."""
+    options = _options(models, "cpu", 1, quick, setting, seed)
+    novels = _read_prose(files, corpus) if files or corpus is not None else {}
+    with _run("familiarity", options) as result:
+        run_familiarity(options, novels, result, err, options.load_settings().server.cache_dir)
+    _report(result, [familiarity_table(result.rows)])
 
 
 @bench.command("history")

@@ -163,3 +163,23 @@ def test_parameters_at_their_bounds_fail_no_branch(tercet: Tercet) -> None:
         response = tercet.client.post("/autocomplete", json=body)
         assert response.status_code == 200, (fields, response.text)
         assert {error["code"] for error in response.json()["errors"]} <= REJECTION_DETAILS.keys(), fields
+
+
+GERMAN = "Der alte Mann sah auf das Meer hinaus und dachte an die Zeit, als er noch jung war und"
+HEBREW = "הזקן הביט בים וחשב על הימים שבהם היה עדיין צעיר"
+
+
+@pytest.mark.parametrize("fields", [{}, {"strategy": "predict"}, {"suffix": " and said nothing."}, {"clean": False}])
+def test_no_sentence_where_the_model_does_not_know_the_language(tercet: Tercet, fields: dict[str, Any]) -> None:
+    """Only on request."""
+    for context in (GERMAN, HEBREW):
+        answer = tercet.ask(context, familiar_only=True, **fields)
+        assert answer["sentences"] == []
+        assert not answer["partial"]
+        assert [error["code"] for error in answer["errors"]] == ["unfamiliar_context"] * 3
+        assert "TERCET_MIN_FAMILIARITY" in answer["errors"][0]["detail"]
+    known = "It was late in the evening. The old man looked at the sea and thought of"
+    plain, checked = (tercet.ask(known, seed=3, familiar_only=only, **fields)["sentences"] for only in (False, True))
+    assert [sentence["value"] for sentence in plain] == [sentence["value"] for sentence in checked]
+    assert plain
+    assert tercet.ask(HEBREW, clean=False)["sentences"]

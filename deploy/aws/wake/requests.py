@@ -75,6 +75,7 @@ FIELDS: dict[str, Check] = {
     "single_line": _FLAG,
     "seed": _whole(-1, math.inf, optional=True),
     "clean": _FLAG,
+    "familiar_only": _FLAG,
     "explain": _whole(1, 10, optional=True),
 }
 

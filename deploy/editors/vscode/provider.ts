@@ -79,6 +79,7 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const request = {
       context: caret.context,
       strategy: isExplicit || settings.mode === "pauses" ? "sample" : "predict",
+      familiar_only: true,
       single_line: after.trim() !== "",
       ...(settings.model && { model_size: settings.model }),
     };

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gateway.generation.english import DETERMINER, is_function_word
+
 PUNCTUATION = ".,;:!?…\"'“”‘’()[]«»_*-–—"
 
 
@@ -61,4 +63,32 @@ def rejection_reference(text: str, prompt: str) -> str | None:
         is_repetition = size <= len(old) and size <= len(new) and old[-size:] == new[:size]
         if is_repetition and (size > 1 or is_new_word):
             return "repeats_context"
+    is_inside_word = bool(prompt) and not prompt[-1].isspace() and not text[:1].isspace()
+    if not is_inside_word and copies_reference(new, old[-8:]):
+        return "repeats_context"
     return None
+
+
+def copies_reference(new: list[str], old: list[str]) -> bool:
+    """A determiner and content words on both sides: two equal ones, or one that is all there is on either side."""
+    runs = [" ".join(words) for words in runs_after_determiners(new)[:1] + runs_after_determiners(old)]
+    if not new or not DETERMINER.fullmatch(new[0]):
+        return False
+    mine, *others = [run.split() for run in runs]
+    for other in others:
+        for size in range(1, 1 + min(len(mine), len(other))):
+            if mine[:size] == other[:size] and (size > 1 or 1 in {len(mine), len(other)}):
+                return True
+    return False
+
+
+def runs_after_determiners(words: list[str]) -> list[list[str]]:
+    """The content words after each determiner."""
+    runs = []
+    for at, word in enumerate(words):
+        if DETERMINER.fullmatch(word):
+            run: list[str] = []
+            while at + 1 + len(run) < len(words) and not is_function_word(words[at + 1 + len(run)]):
+                run.append(words[at + 1 + len(run)])
+            runs.append(run)
+    return runs

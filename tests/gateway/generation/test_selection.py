@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -186,3 +187,33 @@ def test_a_failed_branch_of_a_prediction_makes_the_answer_partial() -> None:
     policy = replace(POLICY, min_usefulness=0.0)
     answer = select(predicted(0, " sea", 0.9), predicted(1, " gull", 0.4), FAILURE, policy=policy)
     assert (texts(answer), codes(answer), answer.is_partial) == ([" sea", " gull"], ["broken"], True)
+
+
+GUARDED = replace(POLICY, min_familiarity=-2.5)
+
+
+def scored_result(branch: int, prompt_score: float | None, text: str = " the sea") -> BranchResult:
+    scored = result(branch, [text])
+    return replace(scored, done=structs.replace(scored.done, prompt_score=prompt_score))
+
+
+@pytest.mark.parametrize("policy", [GUARDED, replace(GUARDED, is_verbatim=True), replace(GUARDED, min_usefulness=0.0)])
+def test_a_prompt_that_the_model_does_not_know_gets_no_suggestion(policy: SelectionPolicy) -> None:
+    """Whichever branch arrives first, and none is replaced: another would be no better."""
+    selection = Selection(policy)
+    for outcome in (result(1, [" a gull"]), C, scored_result(0, -2.6)):
+        selection.add(outcome)
+    assert selection.num_missing == 0
+    answer = selection.result()
+    assert answer.suggestions == []
+    assert codes(answer) == ["unfamiliar_context"] * 3
+    assert not answer.is_partial
+
+
+@pytest.mark.parametrize("first", [scored_result(0, -2.5), scored_result(0, None), BranchFailure(0, "broken", "d")])
+def test_a_prompt_that_the_model_knows_or_that_has_no_score_is_answered(first: BranchOutcome) -> None:
+    assert {" a gull", " nothing"} <= set(texts(select(B, C, first, policy=GUARDED)))
+
+
+def test_without_the_policy_a_score_decides_nothing() -> None:
+    assert texts(select(scored_result(0, -40.0), B, C)) == [" the sea", " a gull", " nothing"]

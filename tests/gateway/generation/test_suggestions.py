@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.generation.request import BranchFailure, BranchResult, RequestContext
@@ -98,7 +99,7 @@ def test_a_retry_does_not_repeat_streamed_text(make_pool: MakePool) -> None:
         yield done
 
     pool = make_pool(breaks_after(" the sea was", is_received), respond)
-    gates = {" the sea": is_received, " the sea was calm and": is_past_first_attempt}
+    gates = {" the sea": is_received, " the sea was calm": is_past_first_attempt}
     outputs = streamed_outputs(pool, gates)
     [suggestion] = final(outputs).suggestions
     assert suggestion.result.slot == 1
@@ -210,3 +211,36 @@ def test_a_retried_verbatim_stream_repeats_no_token(make_pool: MakePool, is_othe
         deltas = [output for output in outputs if isinstance(output, TextDelta)]
         assert [token.token_id for delta in deltas for token in delta.tokens] == [0, 1, 2, 3, 4]
         assert streamed_text(outputs, 0) == final(outputs).suggestions[0].text
+
+
+@pytest.mark.parametrize(("prompt_score", "is_known"), [(-1.0, True), (-4.0, False)])
+def test_no_text_is_streamed_before_it_is_known_whether_the_model_knows_the_prompt(
+    make_pool: MakePool, prompt_score: float, is_known: bool
+) -> None:
+    """Branch 1 sends all of its text before branch 0 sends its first token, which has the score."""
+    is_second_done = threading.Event()
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        if request.seed != FIRST_SEED:
+            yield from completion(request, " a gull flying over")
+            is_second_done.set()
+            return
+        assert request.score_last
+        assert is_second_done.wait(5)
+        first, *rest = completion(request, " the sea was calm.")
+        assert isinstance(first, Accepted)
+        token, *rest = rest
+        yield first
+        yield msgspec.structs.replace(token, prompt_score=prompt_score)
+        yield from rest
+
+    pool = make_pool(respond, respond)
+    context = RequestContext(make_spec(is_streamed=True, num_completions=2, num_scored_tokens=32))
+    pool.fanout.start(context)
+    outputs = list(suggest(context, pool.fanout, replace(policy_of(context), min_familiarity=-2.5)))
+    suggestions = final(outputs).suggestions
+    assert len(suggestions) == (2 if is_known else 0)
+    for branch in (0, 1):
+        text = {suggestion.result.branch: suggestion.text for suggestion in suggestions}.get(branch, "")
+        assert streamed_text(outputs, branch) == text
+    assert context.num_top_ups == 0

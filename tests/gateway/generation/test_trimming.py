@@ -15,15 +15,21 @@ def token_ends(texts: list[str]) -> list[int]:
     return list(accumulate(map(len, texts)))
 
 
-def trimmed(text: str, length: int = 0, reason: str = "length", *, keeps_partial_word: bool = False) -> str:
+def trimmed(
+    text: str, length: int = 0, reason: str = "length", prompt: str = "", *, keeps_partial_word: bool = False
+) -> str:
     ends = token_ends(token_texts(text))
-    return trim(text, ends, length or len(ends), reason, keeps_partial_word=keeps_partial_word)
+    return trim(text, ends, length or len(ends), reason, prompt, keeps_partial_word=keeps_partial_word)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (" the sea and the sk", " the sea and the"),
+        (" the sea and the sk", " the sea"),
+        (" the sea and the sk went", " the sea and the sk"),
+        (" that she was going to th", " that she was going"),
+        (" of the sk", " of the"),  # it has no other end
+        (" of the, which was", " of the,"),
         (" the sea, and the sky,", " the sea, and the sky,"),  # a comma shows that the word has ended
         (" he said it. The man went", " he said it. The man"),  # the sentence ended too early to end there
         (" the old man looked at the sea. The", " the old man looked at the sea."),
@@ -48,6 +54,34 @@ def test_a_completion_ends_at_a_word_or_at_a_late_sentence_end(text: str, expect
     assert trimmed(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("He left.", ' She stayed." "Well,"', " She stayed."),
+        ('"He left.', ' She stayed." "Well,"', ' She stayed." "Well,"'),
+        ('"Come," he said. "It is', ' late." "Late?', ' late." "Late?'),
+        ('He said, "Come', '," and left it', '," and left'),
+        ("He went", '," she said', ""),
+        ("“Come,” he said", " and left.” She", " and left."),
+        ("“Come", ",” he said, “with me.”", ",” he said, “with me.”"),
+        ('"He left.\n\nIt was late', ' and dark." He', " and dark."),
+        ('"He left.\nIt was late', ' and dark." He', ' and dark."'),
+        ("He saw", ' —"Oh," she said', ' —"Oh,"'),
+        ("He was 6'", ' 2" tall', " 2"),  # inches are not told from a quotation
+    ],
+)
+def test_a_completion_ends_before_a_quotation_mark_that_closes_nothing(prompt: str, text: str, expected: str) -> None:
+    assert trimmed(text, prompt=prompt) == expected
+
+
+def test_a_completion_that_ended_by_itself_ends_before_such_a_mark_too() -> None:
+    assert trimmed(' She stayed." He left', reason="eos", prompt="He left.") == " She stayed."
+
+
+def test_greedy_text_keeps_its_marks_and_its_last_word() -> None:
+    assert trimmed(' stayed." It was', prompt="She", keeps_partial_word=True) == ' stayed." It'
+
+
 @pytest.mark.parametrize("reason", ["eos", "stop"])
 def test_a_completion_that_ended_by_itself_keeps_its_end(reason: str) -> None:
     assert trimmed(" the sea. And the sk", reason=reason) == " the sea. And the sk"
@@ -65,21 +99,23 @@ def test_tokens_past_the_length_only_complete_a_word() -> None:
     assert trim(" a story it is", [2, 8, 11, 14], 2, "length") == " a story"
 
 
-TOKENS = st.lists(st.sampled_from([*"abCD .,!-'3é海—", '"', "  ", "\n", "Mr."]), max_size=5).map("".join)
+TOKENS = st.lists(st.sampled_from([*"abCD .,!-'3é海—“”", '"', "  ", "\n", "Mr.", " the"]), max_size=5).map("".join)
 
 
-@given(st.lists(TOKENS, max_size=12), st.integers(1, 14), st.sampled_from(["length", "deadline", "eos", "stop"]))
+@given(
+    st.lists(TOKENS, max_size=12), st.integers(1, 14), st.sampled_from(["length", "deadline", "eos", "stop"]), TOKENS
+)
 def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
-    texts: list[str], length: int, reason: str
+    texts: list[str], length: int, reason: str, prompt: str
 ) -> None:
-    trimmer = Trimmer(length)
+    trimmer = Trimmer(length, prompt)
     released = []
     for text in texts:
         released.append(trimmer.feed(text))
         assert "".join(released) == trimmer.text
     released.append(trimmer.finish(reason))
     whole = "".join(texts)
-    assert "".join(released) == trimmer.text == trim(whole, token_ends(texts), length, reason)
+    assert "".join(released) == trimmer.text == trim(whole, token_ends(texts), length, reason, prompt)
     assert whole.startswith(trimmer.text)
     assert trimmer.text == trimmer.text.rstrip()
 
@@ -101,6 +137,11 @@ def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
         (' "No, no, no," he said', "He laughed.", None),
         (" on and on and on", "It went", None),
         (" it was. It rained.", "So it was. It", "repeats_context"),
+        (" the old man with a stick", "The old man looked at", "repeats_context"),
+        (" the old man's wife", "The old man looked at", None),
+        (" the old woman", "The old man looked at", None),
+        (" the dog, which barked", "They saw a dog and", "repeats_context"),
+        (" the dog", "They saw a dog when they had come all the way from the town to", None),
         (" end of it.", "the s", None),
         ("", "the the the the", None),
     ],

@@ -1,0 +1,96 @@
+"""What a reader of English stumbles over: ends that leave a phrase open, quotation marks that close nothing, copies.
+
+Pure functions of text. Other languages pass unchanged, but for words and marks that they share with English.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+
+DETERMINER = re.compile(r"an?|any|each|every|his|her|its|my|our|some|that|the|their|these|this|those|your")
+# Words that leave a reader waiting for the next one: determiners, prepositions, conjunctions, auxiliaries, and pronouns
+# that are subjects only.
+_FUNCTION_WORD = re.compile(
+    rf"{DETERMINER.pattern}|about|after|all|am|and|are|as|at|be|because|been|before|but|by|can|could|did|do|does|for|from"
+    r"|had|has|have|he|how|i|if|in|into|is|may|might|must|no|nor|of|on|or|shall|she|should|so|such|than|they|though"
+    r"|through|to|under|until|upon|very|was|we|were|what|when|where|which|while|who|whose|will|with|without|would"
+)
+_LAST_WORD = re.compile(r"[\w’']+$")
+_MAX_WORD_CHARS = 16  # longer than each of these
+# A noun phrase is a copy if it is among so many words before the cursor.
+_NUM_COPIED_WORDS = 8
+# End of a prompt in which an open quotation is looked for.
+_MAX_QUOTED_CHARS = 2000
+# After these, a straight quotation mark closes.
+_BEFORE_CLOSING = re.compile(r"[\w.,;:!?…%)\]’'*]")
+
+
+def ends_with_function_word(text: str) -> bool:
+    """Whether the last word of a text leaves its phrase open. Not if punctuation follows it."""
+    found = _LAST_WORD.search(text[-_MAX_WORD_CHARS:])
+    return found is not None and is_function_word(found[0].casefold())
+
+
+def copies_noun_phrase(words: list[str], prompt_words: list[str]) -> bool:
+    """Whether a text begins with a noun phrase that is among the last words before it.
+
+    The phrases may go on with different words ("the old man looked at" "the old man with") once they share two.
+
+    Args:
+        words, prompt_words: of both texts, casefolded and without punctuation.
+    """
+    if not words or not DETERMINER.fullmatch(words[0]):
+        return False
+    phrase = _content_words(words[1:])
+    last = prompt_words[-_NUM_COPIED_WORDS:]
+    for at, word in enumerate(last):
+        if DETERMINER.fullmatch(word):
+            other = _content_words(last[at + 1 :])
+            num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(phrase, other, strict=False)))
+            if num_common > 1 or (num_common == 1 and num_common in {len(phrase), len(other)}):
+                return True
+    return False
+
+
+def _content_words(words: list[str]) -> list[str]:
+    return list(takewhile(lambda word: not is_function_word(word), words))
+
+
+def is_function_word(word: str) -> bool:
+    """Whether a casefolded word leaves a reader waiting for the next one."""
+    return _FUNCTION_WORD.fullmatch(word) is not None
+
+
+class Quotes:
+    """Finds the first quotation mark that closes nothing. Quotations that are open at a blank line end there."""
+
+    __slots__ = ("_depth", "_is_open", "_last")
+
+    def __init__(self, prompt: str) -> None:
+        self._depth = 0  # of curly marks
+        self._is_open = False  # after an odd number of straight marks
+        self._last = ""
+        for char in prompt[-_MAX_QUOTED_CHARS:]:
+            self._closes_nothing(char)
+
+    def feed(self, text: str) -> int:
+        """How many characters of `text` stand before such a mark; all if it has none."""
+        return next((index for index, char in enumerate(text) if self._closes_nothing(char)), len(text))
+
+    def _closes_nothing(self, char: str) -> bool:
+        last, self._last = self._last, char
+        if char == "“":
+            self._depth += 1
+        elif char == "”":
+            self._depth -= 1
+            if self._depth < 0:
+                self._depth = 0
+                return True
+        elif char == '"':
+            if not self._is_open and _BEFORE_CLOSING.match(last):
+                return True
+            self._is_open = not self._is_open
+        elif char == last == "\n":
+            self._depth, self._is_open = 0, False
+        return False

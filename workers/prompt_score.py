@@ -1,0 +1,112 @@
+"""How well a model knows a text: the mean log-probability of the characters at the end of a prompt.
+
+By it the gateway tells text that the model can continue from text in a language that it does not know. The scored
+tokens are a prompt of their own, so the score depends on them alone, and the prompt's cached keys and values stay as
+they are. Knows the engine and the codec; does not know HTTP, and how the branch makes its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import structs
+
+from shared.protocol import Done, GenerateLine, GenerateRequest, Token
+from workers.codec import Codec
+from workers.engine.engine import Engine
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.result_stream import ResultStream
+
+# Fewer tokens say too little: a name alone is as unlikely as a foreign word.
+MIN_TOKENS = 8
+
+
+class ScorableBranch(Protocol):
+    """The interface of `workers.service.Branch`."""
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class ScoredBranch:
+    """A branch whose first line with text says how well the model knows the end of its prompt. With the interface of
+    `workers.service.Branch`."""
+
+    branch: ScorableBranch
+    codec: Codec
+    engine_request: EngineRequest
+    results: ResultStream
+    _is_scored: bool = field(init=False, default=False)
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]:
+        for lines in self.branch:
+            yield [self._with_score(line) for line in lines]
+
+    def _with_score(self, line: GenerateLine) -> GenerateLine:
+        is_first = not self._is_scored and isinstance(line, Token)
+        if not is_first and not isinstance(line, Done):
+            return line
+        self._is_scored = True
+        return structs.replace(line, prompt_score=prompt_score(self.codec, self.engine_request, self.results.result()))
+
+    def cancel(self) -> None:
+        """As `workers.service.Branch.cancel`."""
+        self.branch.cancel()
+        self.results.cancel()
+
+    def close(self) -> None:
+        """As `workers.service.Branch.close`."""
+        self.results.cancel()
+        self.branch.close()
+
+
+def scored(
+    branch: ScorableBranch, request: GenerateRequest, engine: Engine, codec: Codec, now: float
+) -> ScoredBranch | None:
+    """`branch`, with the score of the last `request.score_last` tokens of its prompt. None if it was not requested, or
+    if there are too few tokens.
+
+    Args:
+        now: when the request arrived, in seconds of `time.monotonic()`.
+
+    Raises:
+        EngineNotReady: the engine drains.
+    """
+    engine_request = scoring_request(request, codec, now)
+    if engine_request is None:
+        return None
+    [results] = engine.submit_group([engine_request], is_follow_up=True)
+    return ScoredBranch(branch, codec, engine_request, results)
+
+
+def scoring_request(request: GenerateRequest, codec: Codec, now: float) -> EngineRequest | None:
+    """What the engine has to compute for the score; None as in `scored`."""
+    if not request.score_last:
+        return None
+    whole = codec.request(request, now)
+    ids = whole.prompt_ids[-request.score_last - 1 :]  # the first has nothing before it
+    if len(ids) <= MIN_TOKENS:
+        return None
+    return EngineRequest(
+        ids,
+        SamplingParams(max_new_tokens=0),
+        seed=0,
+        deadline=whole.deadline,
+        cache_scope=whole.cache_scope,
+        echo_logprobs=True,
+    )
+
+
+def prompt_score(codec: Codec, engine_request: EngineRequest, output: SequenceOutput) -> float | None:
+    """The score in nats per character. None if the deadline passed first."""
+    logprobs = [logprob for logprob in output.prompt_logprobs if logprob is not None]
+    if not logprobs:
+        return None
+    num_chars = codec.num_chars(engine_request.prompt_ids[-len(logprobs) :])
+    return round(sum(logprobs) / max(1, num_chars), 3)
