@@ -260,13 +260,17 @@ def bench_typist(
     ] = 1,
     min_usefulness: Annotated[
         float,
-        typer.Option(min=0, help="Rule page: keys that a prediction must save to be shown; the editor's normal: 1."),
+        typer.Option(min=0, help="Rule page: keys that a prediction must save to be shown; the editor's normal: 2."),
     ] = 0,
     context_chars: Annotated[
         int | None,
         typer.Option(min=1, help="Characters before the cursor in each request; default: as many as the editor sends."),
     ] = None,
     field: Fields = None,
+    idea_field: Annotated[
+        list[str] | None,
+        typer.Option("--idea-field", help="Rule page: NAME=VALUE, as --field, of the requests for ideas; repeatable."),
+    ] = None,
     quick: Quick = False,
     models: Annotated[
         str, typer.Option(help="Models under test, as in TERCET_MODELS, one after the other.")
@@ -292,6 +296,7 @@ def bench_typist(
         min_usefulness=min_usefulness,
         context_chars=context_chars,
         fields=fields,
+        idea_fields=_fields(idea_field),
     )
     kinds = choose("--kind", "kind", kind, KINDS) if kind else []
     if "novels" in kinds and not files and corpus is None:

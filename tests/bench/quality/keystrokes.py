@@ -48,6 +48,10 @@ class Usage:
     num_accepted_words: int = 0
     num_holding: int = 0  # suggestions that still agreed with the text at the next moment
     num_replaced: int = 0  # of these, those whose place then had another text or none
+    num_changed: int = 0  # moments with another first suggestion than the moment before, which had one, too
+    num_pauses: int = 0  # for thought
+    num_pauses_shown: int = 0  # with at least one suggestion on show at their end
+    num_pauses_taken: int = 0  # of these, those after which the writer took at least one whole word
 
     def __add__(self, other: Usage) -> Usage:
         names = [each.name for each in fields(self)]

@@ -7,7 +7,7 @@ import pytest
 from deploy.load.passages import Passage
 from tests.bench.quality import writers
 from tests.bench.quality.keystrokes import Answer, Suggest
-from tests.bench.quality.writers import PageWriter, write_by_literature, write_by_pause
+from tests.bench.quality.writers import PageWriter, first_clause, pause_before, write_by_literature, write_by_pause
 
 LATENCY_MS = 12.0
 
@@ -86,3 +86,75 @@ def test_page_deletes_what_does_not_match_and_shows_nothing_after_it() -> None:
     usage = PageWriter()(passage("the season. it"), answers(suggested), 2)
     assert (usage.num_keys, usage.num_moments) == (8, 6)
     assert (usage.num_accepted_characters, usage.num_kept_characters) == (11, 9)
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_shows_an_idea_where_the_writer_thinks() -> None:
+    """ "He left. She stayed there.": an idea, cut to its clause, comes in the pause before "She": Tab takes it, and its
+    space is replaced by nothing: backspace, then the rest of the text is typed."""
+    text = "He left. She stayed there."
+    ideas = {9: ["She stayed, and then", "He"]}
+    asked: list[int] = []
+
+    def think(at: int) -> Answer:
+        asked.append(at)
+        return answers(ideas)(at)
+
+    usage = PageWriter(2, think)(passage(text), answers({}), 3)
+    assert asked == [9]
+    assert (usage.num_pauses, usage.num_pauses_shown, usage.num_pauses_taken) == (1, 1, 1)
+    # 9 keys, Tab takes "She stayed, ", of which "She stayed" is right: Tab, 2 deletions, " there." 7 keys.
+    assert usage.num_keys == 9 + 1 + 2 + 7
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_keeps_what_is_on_show_unless_an_idea_continues_it() -> None:
+    text = "It is so. The sea was calm."
+
+    def suggest(at: int) -> Answer:
+        return Answer(("The sea",) if at == 10 else (), LATENCY_MS, (6.0,) if at == 10 else ())
+
+    def keys(idea: str) -> int:
+        return PageWriter(2, answers({10: [idea]}))(passage(text), suggest, 3).num_keys
+
+    assert keys("A gull") == 10 + 1 + 9  # Tab takes "The sea "
+    assert keys("The sea was calm.") == 10 + 1
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_takes_others_from_the_list_at_a_pause_only() -> None:
+    text = "So. Then they left."
+    suggested = {4: ["When", "Then they left."], 9: ["x", "they left."]}
+    assert PageWriter(think=answers({}))(passage(text), answers(suggested), 2).num_keys == 4 + 2
+    assert PageWriter()(passage(text), answers(suggested), 2).num_keys > 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "ms"),
+    [("He left. She", 9, 3000), ("He left, and", 9, 1800), ('"Oh!" he', 6, 3000), ("a\nb", 2, 3000), ("a b", 2, 0)],
+)
+def test_a_writer_thinks_before_sentences_and_after_punctuation(text: str, at: int, ms: float) -> None:
+    assert pause_before(text, at) == ms
+
+
+@pytest.mark.parametrize(
+    ("text", "clause"),
+    [
+        (" and went, as he", " and went,"),
+        (" a sea — and", " a sea"),
+        ("\n\nNo", "\n\nNo"),
+        (" 3.5 miles. He", " 3.5 miles."),
+        (' now." She', ' now."'),
+        (" all", " all"),
+    ],
+)
+def test_an_idea_ends_with_its_first_clause(text: str, clause: str) -> None:
+    """As in the editor (tests/browser/test_text.py)."""
+    assert first_clause(text) == clause
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_page_counts_moments_with_another_guess() -> None:
+    """ "the sea": "them" leaves with the space, and "see" takes its place; nothing follows that."""
+    usage = PageWriter()(passage("the sea"), answers({0: ["them"], 4: ["see"]}), 1)
+    assert usage.num_changed == 1

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from deploy.load.passages import Passage
 from deploy.load.run import progress
 from deploy.load.server import ROOT
 from shared.errors import StartError
-from tests.bench.quality.keystrokes import Answer, SavingsRow, Usage, savings_row
+from tests.bench.quality.keystrokes import Answer, SavingsRow, Suggest, Usage, savings_row
 from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_source
 from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature, write_by_pause
 from tests.bench.rounds import percentile
@@ -38,6 +38,10 @@ PUBLISHED = "For comparison: 8 to 15 %, published for a model fine-tuned on one 
 _Usages: TypeAlias = dict[tuple[str, int], list[Usage]]
 
 
+# What the editor requests when the writer thinks: the defaults of its settings (gateway/static/index.html).
+IDEA_FIELDS = {"strategy": "sample", "length": 20, "temperature": 0.8, "top_p": 0.8}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypistOptions:
     """What is typed, and how.
@@ -49,6 +53,7 @@ class TypistOptions:
         min_usefulness: the editor's threshold, by the rule page (`PageWriter`).
         context_chars: characters of each request's context. None for as many as the editor sends.
         fields: fields of each request, as in `POST /autocomplete`.
+        idea_fields: fields of the requests for ideas, by the rule page, in place of `IDEA_FIELDS`.
     """
 
     rules: Sequence[str] = RULES
@@ -57,12 +62,17 @@ class TypistOptions:
     min_usefulness: float = 0.0
     context_chars: int | None = None
     fields: Mapping[str, Any]
+    idea_fields: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def writers(self) -> dict[str, Writer]:
-        """Results by rule."""
-        all_writers: dict[str, Writer] = {"literature": write_by_literature, "page": PageWriter(self.min_usefulness)}
-        all_writers["pause"] = write_by_pause
+    def writers(self, think: Suggest) -> dict[str, Writer]:
+        """By rule.
+
+        Args:
+            think: ideas at a position, for the rule page.
+        """
+        # Only live, with predictions at each key, has the editor ideas besides.
+        page = PageWriter(self.min_usefulness, think if self.fields.get("strategy") == "predict" else None)
+        all_writers: dict[str, Writer] = {"literature": write_by_literature, "page": page, "pause": write_by_pause}
         return {rule: all_writers[rule] for rule in self.rules}
 
 
@@ -130,9 +140,15 @@ class TypistBench:
             latencies_ms.append(answer.latency_ms)
             return answer
 
+        @cache
+        def think(position: int) -> Answer:
+            return source.suggest(
+                passage.context(position), seeds[position], **{**IDEA_FIELDS, **self._typist.idea_fields}
+            )
+
         found = {
             (rule, number): write(passage, suggest, number)
-            for rule, write in self._typist.writers.items()
+            for rule, write in self._typist.writers(think).items()
             for number in range(1, self._typist.num_samples + 1)
         }
         return found, latencies_ms
@@ -169,8 +185,8 @@ def savings_table(rows: Sequence[SavingsRow]) -> Table:
 def usage_table(rows: Sequence[SavingsRow]) -> Table:
     """How the suggestions were used with the most on show, by kind of text or over all texts."""
     table = Table("text", "rule", "model", title="Use of suggestions")
-    headings = ("shown at", "accepted", "characters accepted", "and kept", "words per acceptance", "flicker")
-    for heading in headings:
+    use_headings = ("shown at", "accepted", "characters accepted", "and kept", "words per acceptance", "flicker")
+    for heading in (*use_headings, "changed", "shown at pauses", "taken there"):
         table.add_column(heading, justify="right")
     for row in _ordered([row for row in rows if row.file == "all"] or rows):
         use = row.usage
@@ -182,6 +198,9 @@ def usage_table(rows: Sequence[SavingsRow]) -> Table:
             _share(use.num_kept_characters, use.num_characters),
             f"{use.num_accepted_words / max(1, use.num_accepted):.2f}",
             _share(use.num_replaced, use.num_holding),
+            _share(use.num_changed, use.num_moments),
+            _share(use.num_pauses_shown, use.num_pauses),
+            _share(use.num_pauses_taken, use.num_pauses_shown),
         )
     return table
 

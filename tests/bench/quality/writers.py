@@ -7,8 +7,9 @@ take what saves the most keys at the moment, although another choice might save 
   with it. Replaced suggestions are not counted. The rule of word-prediction research (for example keystroke_savings.py
   of github.com/kdv123/textpredict), with suggestions of several words.
 - page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
-  types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. The list of the
-  others opens at pauses only, which this writer does not make; from it they move up.
+  types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. This writer stops to
+  think before each sentence, and for a shorter time after a comma: there the editor shows an idea, and the list of the
+  others.
 - pause: suggestions at the start of each word, for a writer who pauses there; the first costs one key, another two; the
   space after it is typed.
 """
@@ -34,6 +35,13 @@ PAINT_MS = 8.0  # half a frame at 60 Hz, from a change to its display
 # The editor (gateway/static/completer.js) ignores keys before a suggestion was visible for so long.
 MIN_VISIBLE_MS = 200.0
 
+# How long the writer thinks: after the end of a sentence or a line, and after other punctuation. An assumption. The
+# editor shows an idea after `MIN_IDEA_DELAY_MS` or longer: 2.5 pauses of its debounce, which is mean + 4 × deviation of
+# the times between keys, so 1.1 s of this writer's.
+SENTENCE_PAUSE_MS, CLAUSE_PAUSE_MS = 3000.0, 1800.0
+IDEA_DELAY_MS = 1100.0
+_SENTENCE_START = re.compile(r"(?:[.!?…][\"'”’)]*\s|\n)$")
+_CLAUSE_START = re.compile(r"[,;:—–][\"'”’)]*\s?$")
 # Keys of the editor: Tab takes the first suggestion; Alt with the arrow right takes a word, after which the arrow alone
 # takes one more. A chord counts two.
 TAKE_KEYS = 1
@@ -46,6 +54,10 @@ _NEXT_WORD = re.compile(r"\s*(?:\w+(?:['’.]\w+)*)?[^\w\s]*")
 # Typing one of these removes the space that came with a taken suggestion (`REPLACES_SPACE` in completer.js).
 _REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
+# `firstClause` in gateway/static/text.js.
+_FIRST_CLAUSE = re.compile(
+    r"\s*[^\n]*?[^\W_][^\n]*?(?:[.!?;:…][\"”’)]*(?=\s|$)|,[\"”’]*(?=\s|$)|(?=\s[—–]\s)|(?=\n)|$)"
+)
 
 
 # Types a passage with a number of suggestions on show.
@@ -95,9 +107,11 @@ class PageWriter:
     Attributes:
         min_usefulness: the editor's threshold: a prediction is held back until its usefulness, in keys, and the number
             of its characters that were typed reach this together.
+        think: ideas at a position, best first, for pauses. None: the writer does not pause.
     """
 
     min_usefulness: float = 0.0
+    think: Suggest | None = None
 
     def __call__(self, passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
         """
@@ -118,9 +132,15 @@ class PageWriter:
                 if answer.latency_ms <= interval_ms:
                     page.merge(answer, num_suggestions, is_held_back=not is_after_take)
                     page.show(now_ms + answer.latency_ms)
+            pause_ms = pause_before(text, at) if self.think and not is_deletion else 0.0
+            if pause_ms and self.think:
+                idea = self.think(at)
+                if IDEA_DELAY_MS + idea.latency_ms <= pause_ms:
+                    page.add_idea(idea, now_ms + IDEA_DELAY_MS + idea.latency_ms)
+                usage += Usage(num_pauses=1, num_pauses_shown=int(bool(page.visible)))
             usage += page.count()
-            now_ms += interval_ms
-            takes = _takes_on_page(page.visible, text, at, passage.end, now_ms)
+            now_ms += pause_ms or interval_ms
+            takes = _takes_on_page(page.visible, text, at, passage.end, now_ms, is_listed=pause_ms > 0)
             best = max(takes, key=_Take.by_savings, default=None)
             if best is None or best.num_kept <= best.num_keys:
                 usage.num_keys += 1
@@ -130,11 +150,29 @@ class PageWriter:
                 continue
             usage += _take(text[at : at + best.num_kept], best.num_deleted)
             usage.num_keys += best.num_keys
+            # A pause precedes the start of a word, so what is kept is a whole word unless it ends inside the first.
+            usage.num_pauses_taken += bool(pause_ms) and _has_whole_word(text, at, best.num_kept)
             now_ms += sum(islice(intervals_ms, best.num_keys - 1))
             page.clear()
             at += best.num_kept
             is_after_take, is_deletion = True, best.num_deleted > 0
         return usage
+
+
+def pause_before(text: str, at: int) -> float:
+    """How long the writer thinks before a character, in milliseconds; 0: not at all."""
+    before = text[max(0, at - 4) : at]
+    if text[at : at + 1].isspace():
+        return 0.0
+    if _SENTENCE_START.search(before):
+        return SENTENCE_PAUSE_MS
+    return CLAUSE_PAUSE_MS if _CLAUSE_START.search(before) else 0.0
+
+
+def first_clause(text: str) -> str:
+    """A suggestion to the end of its first clause, as the editor cuts ideas."""
+    found = _FIRST_CLAUSE.match(text)
+    return (found[0] if found else text).rstrip()
 
 
 def key_intervals_ms(seed: int) -> Iterator[float]:
@@ -185,6 +223,15 @@ class _Page:
                 self._all.append(_OnPage(suggestion, keys))
         del self._all[num_suggestions:]
 
+    def add_idea(self, answer: Answer, now_ms: float) -> None:
+        """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it."""
+        chosen = self.visible[0] if self.visible else None
+        for suggestion in map(first_clause, answer.suggestions):
+            if suggestion and (chosen is None or suggestion.startswith(chosen.rest)):
+                idea = _OnPage(suggestion, math.inf, is_held_back=False, visible_since_ms=now_ms + PAINT_MS)
+                self._all = [idea, *(each for each in self._all if each is not chosen)]
+                return
+
     def follow(self, typed: str) -> None:
         """A character was typed: what does not agree with it leaves."""
         self._all = [each for each in self._all if each.rest.startswith(typed) and each.rest != typed]
@@ -202,8 +249,10 @@ class _Page:
         num_replaced = sum(not any(each is other for other in visible) for each in holding)
         if before and visible and holding[:1] == before[:1] and before[0] is not visible[0]:
             num_replaced += 1
+        is_changed = bool(before and visible) and before[0] is not visible[0]
         self._counted = visible
         return Usage(
+            num_changed=int(is_changed),
             num_moments=1,
             num_moments_shown=int(bool(visible)),
             num_holding=len(holding),
@@ -211,8 +260,10 @@ class _Page:
         )
 
 
-def _takes_on_page(visible: Sequence[_OnPage], text: str, at: int, end: int, now_ms: float) -> Iterator[_Take]:
-    """All ways to take the first suggestion, if it has been visible for long enough."""
+def _takes_on_page(
+    visible: Sequence[_OnPage], text: str, at: int, end: int, now_ms: float, *, is_listed: bool
+) -> Iterator[_Take]:
+    """All ways to take the first suggestion, if it has been visible for long enough, and of a list the others whole."""
     if not visible or visible[0].visible_since_ms is None or now_ms - visible[0].visible_since_ms < MIN_VISIBLE_MS:
         return
     rest = visible[0].rest
@@ -221,6 +272,8 @@ def _takes_on_page(visible: Sequence[_OnPage], text: str, at: int, end: int, now
     takes = [(CHORD_KEYS + TAKE_KEYS * number, length) for number, length in enumerate(ends)]
     for take_keys, length in [(TAKE_KEYS, len(rest)), *takes]:
         yield _page_take(rest[:length], text, at, end, take_keys)
+    for other in visible[1:] if is_listed else ():
+        yield _page_take(other.rest, text, at, end, CHORD_KEYS)
 
 
 def _page_take(taken: str, text: str, at: int, end: int, take_keys: int) -> _Take:
@@ -259,6 +312,11 @@ def common_length(one: Sequence[object], other: Sequence[object], at: int = 0) -
     """The length of the longest common prefix of one sequence and the other from `at` on."""
     pairs = zip(one, other[at : at + len(one)], strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _has_whole_word(text: str, at: int, length: int) -> bool:
+    """Whether a word that begins in this part of the text ends in it, too."""
+    return any(found.end() <= at + length for found in _WORD.finditer(text, at, at + length + 1))
 
 
 def _has_space(text: str, at: int, length: int) -> bool:
