@@ -18,7 +18,8 @@ import { load, names, remove, save } from "./store.js";
  *
  * @typedef {{start: number, end: number, scrollPx: number}} Position  Selection, and scroll position of the page.
  *
- * @typedef {{written: TextDocument}|{removed: string}} Message  To the other windows.
+ * @typedef {{stored: Pick<TextDocument, "id"|"versions">}|{written: TextDocument}|{removed: string}} Message  To the other
+ *   windows: they read what is stored; what storage refused is sent whole.
  */
 
 const NAME = "tercet";
@@ -101,7 +102,6 @@ export class Documents {
     this.#documents.set(document.id, document);
     this.#unsaved.set(document.id, document);
     this.#written.add(document.id);
-    this.#channel.postMessage({ written: document });
     void this.#saveUnsaved();
   }
 
@@ -134,11 +134,13 @@ export class Documents {
       if (this.#unsaved.get(document.id) !== document) continue; // there is a newer one, which is being written
       if (stored === null) {
         this.#refused.add(document.id);
+        this.#channel.postMessage({ written: document });
         continue;
       }
       this.#unsaved.delete(document.id);
       this.#refused.delete(document.id);
       if (stored !== document) this.#follow({ written: stored });
+      else this.#channel.postMessage({ stored: { id: document.id, versions: document.versions } });
     }
     for (const id of this.#refused) if (!this.#unsaved.has(id)) this.#refused.delete(id);
     this.#onSaved();
@@ -191,6 +193,11 @@ export class Documents {
   #follow(message) {
     if ("removed" in message) {
       this.#documents.delete(message.removed);
+      return;
+    }
+    if ("stored" in message) {
+      const known = this.#documents.get(message.stored.id);
+      if (!known || !contains(known, message.stored)) void this.refresh(message.stored.id);
       return;
     }
     const { written } = message;
@@ -256,8 +263,8 @@ export function changeText(document, text) {
 
 /**
  * Whether a version contains another: it is the same, or was made from it.
- * @param {TextDocument} document
- * @param {TextDocument} other
+ * @param {Pick<TextDocument, "versions">} document
+ * @param {Pick<TextDocument, "versions">} other
  * @returns {boolean}
  */
 export function contains(document, other) {

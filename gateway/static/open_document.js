@@ -9,9 +9,12 @@ import { changeText, contains, createDocument, mergeVersions, titleOf } from "./
 /** @typedef {import("./documents.js").TextDocument} TextDocument */
 /** @typedef {import("./documents.js").Documents} Documents */
 
-/** A change is saved within about this time, also while the writer keeps typing. A crash loses no more. */
-const SAVE_DELAY_MS = 400;
-const MAX_IDLE_WAIT_MS = 600;
+/**
+ * A change is saved within about a second, also while the writer keeps typing. A crash loses no more. To save a long
+ * document costs as much as some keys, so it is not done more often.
+ */
+const SAVE_DELAY_MS = 750;
+const MAX_IDLE_WAIT_MS = 250;
 
 export class OpenDocument {
   #documents;
