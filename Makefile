@@ -28,7 +28,7 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm vendor embedded lint format setup setup-serve lock audit sbom clean
+.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm vendor release embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -50,6 +50,7 @@ help-all: help
 	@echo 'make gpu-wheels        gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
 	@echo 'make npm               pack the JavaScript client as an npm package'
 	@echo 'make vendor            bundle CodeMirror for the editor page, from deploy/vendor'
+	@echo 'make release           check that the version is the same everywhere, and build what is published, into dist/'
 	@echo 'make embedded          train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make setup             set up for serving and developing, run nothing'
 	@echo 'make setup-serve       set up for serving, run nothing'
@@ -105,6 +106,9 @@ npm: $(DEV)
 vendor: $(DEV)
 	@$(VENV)/bin/python -m deploy.vendor.build build/vendor
 
+release: $(DEV) $(TOOLS)
+	@$(VENV)/bin/python -m deploy.release
+
 gpu-wheels:
 	@$(PYTHON) -m tests.bench.gpu.wheels build/gpu-wheels
 
@@ -158,7 +162,9 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 		$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(TORCH_REQUIRES) && \
 		$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS) && \
 		$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
-		$(PIP) install -qq --no-deps --no-build-isolation --no-index -e . && \
+		$(PIP) $(INSTALL) --require-hashes --target build/backend -r requirements/backend.txt && \
+		PYTHONPATH=build/backend $(PIP) install -qq --no-deps --no-build-isolation --no-index -e . && \
+		rm -rf build/backend && \
 		wait $$compiler
 	@printf '%s\n' '$(CURDIR)' >$(SERVE)
 
@@ -221,12 +227,13 @@ lock: $(TOOLS)
 	@$(COMPILE) $(OLDEST) pyproject.toml --extra dev --generate-hashes $(call NOT,torch cuda serve) -o build/lock/dev.txt
 	@cp build/lock/all.txt build/lock/ray.txt
 	@$(COMPILE) $(OLDEST) pyproject.toml --extra ray --generate-hashes $(call NOT,torch cuda serve) -o build/lock/ray.txt
-	@cp requirements/compiler.txt requirements/pip.txt requirements/tools.txt requirements/clients.txt build/lock
+	@cp requirements/backend.txt requirements/compiler.txt requirements/pip.txt requirements/tools.txt requirements/clients.txt build/lock
 	@$(COMPILE) $(OLDEST) --group compiler --generate-hashes $(ARGS) -o build/lock/compiler.txt
+	@$(COMPILE) $(OLDEST) --group backend --generate-hashes $(ARGS) -o build/lock/backend.txt
 	@$(COMPILE) $(OLDEST) --group pip --generate-hashes $(ARGS) -o build/lock/pip.txt
 	@$(COMPILE) $(OLDEST) --group tools --generate-hashes $(ARGS) -o build/lock/tools.txt
 	@$(COMPILE) $(OLDEST) --group clients $(CLIENT_SOURCES:%=--no-binary %) --generate-hashes $(ARGS) -o build/lock/clients.txt
-	@for name in compiler pip serve torch cuda dev ray tools clients; do cp build/lock/$$name.txt requirements; done
+	@for name in backend compiler pip serve torch cuda dev ray tools clients; do cp build/lock/$$name.txt requirements; done
 
 COMPILE = build/tools/bin/uv pip compile --quiet --python build/tools/bin/python --only-binary :all: --custom-compile-command 'make lock'
 OLDEST = --python-version 3.11 --python-platform x86_64-manylinux_2_28

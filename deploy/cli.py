@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from deploy.terminal import labelled, make_console
-from deploy.version import tercet_version
 from shared.errors import StartError
+from shared.version import tercet_version
 
 # In the order of `tercet --help`: a function, or a group of commands.
 COMMANDS = {
@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "deploy.commands.plan:plan",
     "tune": "deploy.tune.command:tune",
     "doctor": "deploy.doctor:doctor",
+    "health": "deploy.commands.health:health",
     "reload": "deploy.commands.reload:reload",
     "key": "deploy.commands.key:key_commands",
     "settings": "deploy.commands.settings:show_settings",

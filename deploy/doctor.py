@@ -26,6 +26,7 @@ from deploy.planning import count_gpus
 from deploy.terminal import make_console
 from shared import cpu_features
 from shared.errors import StartError
+from shared.extras import repair_command
 from shared.gpu_builds import installed_cuda
 from shared.masters.startup import BACKLOG
 from shared.settings import Settings
@@ -101,7 +102,7 @@ def _software() -> Iterator[Finding]:
             missing.append(package)
     if missing:
         fact = f"{', '.join(missing)}: not installed"
-        yield Finding("software", fact, "problem", "Tercet imports them.", "make setup")
+        yield Finding("software", fact, "problem", "Tercet imports them.", repair_command())
 
 
 def _cpu(root: Path) -> Iterator[Finding]:
@@ -115,7 +116,7 @@ def _cpu(root: Path) -> Iterator[Finding]:
     fact = f"int8 kernels for {used.title}{' and AMX' if 'amx_int8' in flags and used.name == 'avx512_vnni' else ''}"
     if not compiled_path(used, COMPILED, sys.platform).exists():
         why = "A worker cannot load a model on the CPU."
-        yield Finding("cpu", f"{fact}: not compiled", "problem", why, "make setup")
+        yield Finding("cpu", f"{fact}: not compiled", "problem", why, repair_command())
     elif used.name in _BETTER:
         yield Finding("cpu", fact, "advice", _BETTER[used.name], "grep -m1 -E 'flags|Features' /proc/cpuinfo")
     else:

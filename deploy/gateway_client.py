@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
 import typer
 
-from shared.errors import StartError
+from shared.errors import StartError, refusing_os_errors
 from shared.settings import Settings
+from shared.version import tercet_version
 
 
 def gateway_client(
@@ -32,16 +34,27 @@ def client_options(settings: Settings, environ: Mapping[str, str], url: str | No
     Raises:
         StartError: the certificate cannot be read, or the key has characters that no key has.
     """
-    key = environ.get("TERCET_API_KEY", "").strip()
+    key = _key(environ)
     if not (key.isascii() and key.isprintable()):
         raise StartError("TERCET_API_KEY is not an API key: it has characters other than letters, digits, - and _.")
     return {
         "base_url": url or settings.url,
-        "headers": {"Authorization": f"Bearer {key}"} if key else None,
+        "headers": {"User-Agent": f"tercet/{tercet_version()}"} | ({"Authorization": f"Bearer {key}"} if key else {}),
         "verify": ssl.create_default_context() if url else _trust(settings),
         "timeout": timeout_s,
         "trust_env": False,
     }
+
+
+def _key(environ: Mapping[str, str]) -> str:
+    """
+    Raises:
+        StartError: the file of the key cannot be read.
+    """
+    if not (path := environ.get("TERCET_API_KEY_FILE", "")):
+        return environ.get("TERCET_API_KEY", "").strip()
+    with refusing_os_errors("TERCET_API_KEY_FILE cannot be read:", Path(path)):
+        return Path(path).read_text(encoding="ascii", errors="replace").strip()
 
 
 def server_url(text: str | None) -> str | None:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 
 import msgspec
 
@@ -20,7 +21,7 @@ from shared.errors import StartError
 from shared.masters.run_directory import lock_holder, lock_run_directory, remove_run_files
 from shared.plan import Plan, Slot, read_current_plan, write_plan
 from shared.protocol import State
-from shared.settings import Settings
+from shared.settings import INTERNAL, Settings
 
 POLL_S = 0.05
 
@@ -53,6 +54,22 @@ def reload_slots(
     gateway = lock_holder(settings, "gateway")
     if new != old and gateway is not None:
         os.kill(gateway.pid, signal.SIGHUP)  # it reads the new plan
+
+
+def running_environment(settings: Settings) -> dict[str, str] | None:
+    """The environment of the instance in this run directory: its settings, and where its models are.
+
+    None: nothing runs there, or the system does not tell (Linux tells the same user, and root).
+    """
+    holder = lock_holder(settings, "workers")
+    if holder is None:
+        return None
+    try:
+        entries = Path(f"/proc/{holder.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    names = (os.fsdecode(entry).partition("=") for entry in entries if entry)
+    return {name: value for name, _, value in names if name not in INTERNAL}
 
 
 def _new_plan(old: Plan, settings: Settings, environ: Mapping[str, str], model: str | None) -> Plan:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from shared.metrics import SlotCollector
 from shared.protocol import State
+from shared.version import tercet_version
 
 # About two buckets per octave from 5 ms: whether a suggestion is used is decided between 50 ms and 1 s.
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
@@ -28,6 +29,8 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._registry.register(SlotCollector(lambda: slot_states().items()))
+        build = Gauge("tercet_build_info", "1; the labels say what runs", ["version"], registry=self._registry)
+        build.labels(tercet_version()).set(1)
         counter = partial(Counter, registry=self._registry)
         self.requests = counter("tercet_requests", "Requests answered", ["route", "status"])
         self.seconds = Histogram(

@@ -1,18 +1,37 @@
-"""The command that installs an optional part of Tercet, an extra of pyproject.toml.
+"""The commands that complete an installation, in messages: they work in a checkout and where a wheel is installed.
 
-Tercet runs from its checkout and is on no package index, so the command names the checkout: a bare name would install
-whatever was published under it.
+They name the packages that an extra of pyproject.toml consists of, because Tercet is on no package index: by its bare
+name, whatever was published under it would be installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shlex
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
+# The folder that holds gateway/, workers/, shared/, deploy/ and gunicorn.conf.py.
 ROOT = Path(__file__).parents[1]
+_OF_EXTRA = re.compile(r"""(?P<requirement>[^;]+); extra == ['"](?P<extra>[^'"]+)['"]""")
 
 
 def install_command(extra: str) -> str:
     """A shell command that works in any directory and installs `extra` for the Python that is running."""
-    return shlex.join([sys.executable, "-m", "pip", "install", "-e", f"{ROOT}[{extra}]"])
+    found = (_OF_EXTRA.fullmatch(line.strip()) for line in requires("tercet") or ())
+    return pip_install(*(match["requirement"].strip() for match in found if match and match["extra"] == extra))
+
+
+def pip_install(*arguments: str) -> str:
+    """A shell command that installs for the Python that is running. Tools like uv make environments without pip."""
+    pip = [sys.executable, "-m", "pip", "install"]
+    if importlib.util.find_spec("pip") is None:
+        pip = ["uv", "pip", "install", "--python", sys.executable]
+    return shlex.join([*pip, *arguments])
+
+
+def repair_command() -> str:
+    """What completes this installation, if a part of it is missing."""
+    return "make setup" if (ROOT / "Makefile").is_file() else "reinstall the wheel of Tercet"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from shared.extras import pip_install
+
 Capability = tuple[int, int]
 
 OLDEST_BF16: Capability = (8, 0)
@@ -141,7 +143,7 @@ def installed_cuda() -> tuple[bool, str | None]:
 
 def _install(tags: Sequence[str]) -> str:
     others = f" (or {', '.join(tags[:-1])})" if tags[:-1] else ""
-    return f".venv/bin/pip install torch --index-url {INDEX}/{tags[-1]}{others}"
+    return pip_install("torch", "--index-url", f"{INDEX}/{tags[-1]}") + others
 
 
 def _card(name: str, capability: Capability) -> str:

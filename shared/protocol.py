@@ -10,6 +10,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+# The number of this protocol, one more with each change that the other side has to know of: 2 has `score_last`. Gateway
+# and worker work together if either is at least the oldest that the other knows.
+PROTOCOL, OLDEST_PROTOCOL = 2, 1
+SCORING_PROTOCOL = 2
 MAX_SEED = 2**63 - 1
 # Bytes of typed text that token healing forces, so at most as many tokens carry nothing else.
 MAX_TYPED_TOKENS = 32
@@ -242,7 +246,8 @@ class State(Struct, kw_only=True, frozen=True):
     `in_flight` of all together: more than 1 where a cluster's proxy answers (Ray Serve). `num_gateways` is how many
     state streams the worker serves, so how many gateways share its batch; 0: unknown. `memory_bytes` is the
     proportional set size of a CPU worker's process, or what a GPU worker's allocator holds of the device, without the
-    CUDA context."""
+    CUDA context. `version` is the worker's version of Tercet, `protocol` and `oldest_protocol` what it speaks; workers
+    before protocol 2 do not say."""
 
     state: SlotState
     reason: str | None = None
@@ -262,4 +267,7 @@ class State(Struct, kw_only=True, frozen=True):
     memory_bytes: Count = 0
     pid: Count = 0
     age: Count = 0
+    version: Name = ""
+    protocol: Count = 1
+    oldest_protocol: Count = 1
     counters: dict[str, Annotated[float, Meta(ge=0, le=1e18)]] = {}

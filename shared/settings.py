@@ -39,7 +39,7 @@ INTERNAL = frozenset(
     }
 )
 # Read by the command line as a client of a running server.
-CLIENT = frozenset({"TERCET_API_KEY"})
+CLIENT = frozenset({"TERCET_API_KEY", "TERCET_API_KEY_FILE"})
 DEFAULT_JOB_STORE = "sqlite:~/.local/state/tercet/jobs-<port>.sqlite3"
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
@@ -60,6 +60,10 @@ _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 # An origin of the web, or of an extension or app with a scheme of its own, whose host is any text, or * for every host.
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\*|[a-z0-9._~%+-]+(:[0-9]{1,5})?)")
+# What Kubernetes sets for a service whose name begins with "tercet" (its "service links").
+_SERVICE_LINK = re.compile(
+    r"TERCET(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 _WEB_SCHEMES = {"http", "https"}
 # No page has an origin of these; the one of files has no host.
 _PAGELESS_SCHEMES = {"ws", "wss", "ftp", "file"}
@@ -293,6 +297,7 @@ def _setting(
     name: str | None = None,
     shown: str | None = None,
     parse: Callable[[str], Any] | None = None,
+    is_secret: bool = False,
 ) -> Any:
     """A field of a group of settings.
 
@@ -301,10 +306,11 @@ def _setting(
         name: the variable's name after TERCET_, where it is not the field's.
         shown: the default as the reference prints it, where it is not the value.
         parse: text to value, or ValueError that completes "NAME='text' …"; by default from the field's type.
+        is_secret: it may hold a password: `<variable>_FILE` may name a file that has the value.
     """
     if shown is None:
         shown = f"{default:g}" if isinstance(default, float) else "(none)" if default in (None, ()) else str(default)
-    metadata = {"parse": parse, "shown": shown, "unit": unit, "name": name}
+    metadata = {"parse": parse, "shown": shown, "unit": unit, "name": name, "is_secret": is_secret}
     return field(default=default, metadata=metadata)
 
 
@@ -337,7 +343,7 @@ class ServerSettings:
         idle_stop_s: `tercet serve` ends by itself when no completion was requested for this time; for a service manager
             that starts it again with the next connection (deploy/systemd); 0 disables it
         log: lowest level that is logged, as JSON lines on stderr; prompts are never logged
-        traces: 1 exports OpenTelemetry traces of requests (`.venv/bin/pip install -e '.[otel]'`); the standard OTEL_*
+        traces: 1 exports OpenTelemetry traces of requests (extra otel); the standard OTEL_*
             variables say where to
         sagemaker: 1 makes `tercet serve` the server of a SageMaker container, as `--sagemaker` does
     """
@@ -478,12 +484,13 @@ class JobSettings:
 
     Attributes:
         store: job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to serve no
-            jobs; gateways that share a store share its jobs. With Redis Sentinel: as TERCET_REDIS
+            jobs; gateways that share a store share its jobs. With Redis Sentinel: as TERCET_REDIS. TERCET_JOBS_FILE
+            names a file that has the URL, with its password
         ttl_s: how long a job's result is kept; then it is erased
         queue: jobs that may be queued or running; an API key may have a quarter of them
     """
 
-    store: str | None = _setting(None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=_job_store)
+    store: str | None = _setting(None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=_job_store, is_secret=True)
     ttl_s: Annotated[float, Meta(ge=1, le=31_536_000)] = _setting(86_400.0, "seconds", name="JOB_TTL_S")
     queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(1000, "jobs", name="JOB_QUEUE")
 
@@ -504,7 +511,8 @@ class RemoteSettings:
         pool_tls_key: private key (PEM) of TERCET_POOL_TLS_CERT
         redis: store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of API
             keys hold across them; without it, each gateway has its own. With Redis Sentinel:
-            redis+sentinel://host:26379,host:26379/mymaster/0
+            redis+sentinel://host:26379,host:26379/mymaster/0. TERCET_REDIS_FILE names a file that has the URL, with
+            its password
     """
 
     pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
@@ -513,7 +521,7 @@ class RemoteSettings:
     pool_bind: Address | None = _setting(None, "host:port", parse=_address)
     pool_tls_cert: Path | None = _file()
     pool_tls_key: Path | None = _file()
-    redis: str | None = _setting(None, "URL", parse=_redis)
+    redis: str | None = _setting(None, "URL", parse=_redis, is_secret=True)
 
 
 class SettingRow(NamedTuple):
@@ -551,9 +559,12 @@ class Settings:
             for setting in fields(group)
         }
         wrong: list[str] = []
+        environ = _with_secrets(environ, wrong)
         values: dict[str, dict[str, Any]] = {group_name: {} for group_name, _ in _groups()}
         for name in sorted(environ):
             if not name.startswith(PREFIX) or name in INTERNAL | CLIENT:
+                continue
+            if name not in known and _SERVICE_LINK.fullmatch(name):
                 continue
             if name not in known:
                 wrong.append(f"{name} is not a setting; `tercet settings` lists them")
@@ -565,9 +576,7 @@ class Settings:
                         parse(text) if parse else _convert(text, kind, setting.metadata["shown"])
                     )
                 except ValueError as error:
-                    # A URL may hold passwords.
-                    shown = re.sub(r"password=[^&]*", "password=…", re.sub(r"//.*@", "//…@", text))
-                    wrong.append(f"{name}={shown!r} {error}")
+                    wrong.append(f"{name}={without_passwords(text)!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")
         if public_url := values["access"].get("public_url"):
@@ -673,6 +682,42 @@ class Settings:
             ]
             found.append((title, rows))
         return found
+
+
+def without_passwords(text: str) -> str:
+    """The value of a setting, to be shown: a URL may hold passwords."""
+    return re.sub(r"password=[^&]*", "password=…", re.sub(r"/.*@", "/…@", text))
+
+
+def service_links(environ: Mapping[str, str]) -> list[str]:
+    """Variables that Kubernetes sets in each pod of a namespace that has a service `tercet` or `tercet-…`: they are no
+    settings, and `Settings.load` ignores them."""
+    known = {_variable(setting) for _, group in _groups() for setting in fields(group)}
+    return sorted(name for name in environ if name not in known and _SERVICE_LINK.fullmatch(name))
+
+
+def _with_secrets(environ: Mapping[str, str], wrong: list[str]) -> dict[str, str]:
+    """The variables, with the contents of the files that `…_FILE` name for settings that may hold a password.
+
+    Args:
+        wrong: gets what is wrong with them.
+    """
+    found = dict(environ)
+    for _, group in _groups():
+        for setting in fields(group):
+            name = _variable(setting)
+            path = found.pop(f"{name}_FILE", "") if setting.metadata["is_secret"] else ""
+            if not path:
+                continue
+            if environ.get(name, "").strip():
+                wrong.append(f"{name} and {name}_FILE are both set")
+                continue
+            try:
+                found[name] = Path(path).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+                wrong.append(f"{name}_FILE={path!r} cannot be read: {reason}")
+    return found
 
 
 def _groups() -> list[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from shared.errors import StartError
 from shared.extras import install_command
+from shared.version import tercet_version
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -122,7 +123,9 @@ def start_tracing(service: str) -> Tracing:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({"service.name": service}).merge(OTELResourceDetector().detect())
+    resource = Resource.create({"service.name": service, "service.version": tercet_version()}).merge(
+        OTELResourceDetector().detect()
+    )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
 

@@ -34,6 +34,7 @@ TIER_BY_PATH = {
     "tests/deploy/editors": "full",
     "tests/deploy/npm": "integration",
     "tests/deploy/test_nginx.py": "integration",
+    "tests/deploy/test_wheel.py": "integration",
     "tests/deploy/tune/test_tune_command.py": "integration",
     "tests/e2e": "integration",
     "tests/gateway/shared_store": "integration",

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from msgspec.structs import asdict
 
 from shared.errors import InvalidRequest, PromptTooLong
+from shared.prompt_window import SUFFIX_ROOM
 from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, TokenizeResponse, Top
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import CharacterIndex, Detokenizer
@@ -24,8 +25,6 @@ from workers.text.window import encode_window
 
 # Requests whose branches arrive at the same time. A request's last branch comes within milliseconds of its first.
 MAX_ENCODED_PROMPTS = 32
-# Left free in the context for the text after a gap (`workers.gap_filler`).
-SUFFIX_ROOM = 16
 
 # The prompt's token ids; with token healing the typed bytes that the output must begin with, and their token ids.
 _EncodedPrompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]

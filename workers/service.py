@@ -25,8 +25,17 @@ from shared.errors import InvalidRequest, NotReady, PromptTooLong, SlotFull, Sta
 from shared.masters.leases import MANY_FAILURES
 from shared.plan import Model, Slot
 from shared.process import proportional_set_size
-from shared.protocol import Accepted, GenerateLine, GenerateRequest, State, TokenizeRequest
+from shared.protocol import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    Accepted,
+    GenerateLine,
+    GenerateRequest,
+    State,
+    TokenizeRequest,
+)
 from shared.tracing import NO_TRACING, Tracing
+from shared.version import tercet_version
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import cached_int8_check
 from workers.codec import Codec
@@ -226,6 +235,9 @@ class SlotService:
             memory_bytes=self._memory_bytes,
             pid=os.getpid(),
             age=self._age,
+            version=tercet_version(),
+            protocol=PROTOCOL,
+            oldest_protocol=OLDEST_PROTOCOL,
             counters={
                 **self._counters,
                 **{f"failures.{kind}": number for kind, number in status.failures.items()},
@@ -297,7 +309,7 @@ class SlotService:
             self._counters["prompt_tokens"] += num_prompt_tokens
             self._counters["cached_tokens"] += output.cached_tokens
             self._counters["generated_tokens"] += len(output.token_ids)
-        log.info(
+        log.debug(
             "branch_finished",
             slot=self.slot.index,
             request_id=request.request_id,

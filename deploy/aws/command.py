@@ -13,8 +13,8 @@ from deploy.aws.calls import Account
 from deploy.aws.endpoint import POLL_S, WAIT_S, Endpoint
 from deploy.aws.requests import Wanted, check_name, has_gpu, repository
 from deploy.terminal import make_console
-from deploy.version import tercet_version
 from shared.errors import StartError
+from shared.version import tercet_version
 
 deploy_commands = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Deploy Tercet to AWS. Guide: docs/AWS.md."

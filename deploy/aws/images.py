@@ -28,7 +28,7 @@ def find_program() -> str:
     Raises:
         StartError: none is installed, or this is not a checkout.
     """
-    if not (ROOT / DOCKERFILE).exists():
+    if not (ROOT / "requirements").exists():  # a wheel has the Dockerfile, too
         raise StartError("An image is built from a checkout of Tercet: run this there, or name an image with --image.")
     for program in PROGRAMS:
         if shutil.which(program):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.rolling_reload import reload_slots
+from deploy.rolling_reload import reload_slots, running_environment
 from deploy.terminal import make_console
 from shared.settings import Settings
 
@@ -21,11 +21,14 @@ def reload(
 
     SIGHUP to `tercet serve` replaces all workers, with the same checkpoints; each serves until its successor is warm.
     On a GPU whose memory does not hold a successor it is refused.
+
+    Needs no settings but the run directory (TERCET_RUN_DIR, or TERCET_BIND): the others are those of the server.
     """
     settings = Settings.load(os.environ)
+    environ = running_environment(settings) or os.environ
     reload_slots(
-        settings,
-        os.environ,
+        Settings.load(environ),
+        environ,
         model,
         lambda slot: out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False),
     )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+import structlog
 import typer
 
 from deploy.planning import Downloads
@@ -14,9 +15,11 @@ from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import ROLES, Supervisor
 from deploy.terminal import make_console
 from shared.errors import StartError
-from shared.settings import Settings
+from shared.settings import Settings, service_links
 from shared.telemetry import configure_logging
 from shared.tracing import require_opentelemetry
+
+log = structlog.get_logger()
 
 
 def serve(
@@ -51,6 +54,8 @@ def serve(
     if settings.server.traces:
         require_opentelemetry()
     configure_logging("serve", settings.server.log)
+    if links := service_links(os.environ):
+        log.info("service_links_ignored", variables=links)
     if role is not None and settings.server.sagemaker:
         raise StartError("A SageMaker container runs both pools: omit --role.")
     roles = ROLES if role is None else (role,)

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from deploy.terminal import make_console
-from shared.settings import Settings
+from shared.settings import Settings, without_passwords
 
 out = make_console()
 
@@ -31,7 +31,7 @@ def show_settings(
             out.print(Text.assemble((name, "bold"), f" ({facts})"), soft_wrap=True)
             out.print(Padding(Text(reason), (0, 0, 0, 4), expand=False))
             if name in os.environ:
-                out.print(Text.assemble("    now ", (os.environ[name], "bold")), soft_wrap=True)
+                out.print(Text.assemble("    now ", (without_passwords(os.environ[name]), "bold")), soft_wrap=True)
     Settings.load(os.environ)
 
 

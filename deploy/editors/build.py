@@ -21,7 +21,7 @@ from typing import Any
 
 from deploy.npm.build import build as build_client
 from deploy.npm.build import npm
-from deploy.version import tercet_version
+from shared.version import tercet_version
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(__file__).parent

@@ -56,7 +56,7 @@ class Gateway:
         timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._http = httpx.AsyncClient(**{**options, "timeout": timeout})
         self._url = str(options["base_url"]).rstrip("/")
-        self._has_key = bool(options["headers"])
+        self._has_key = "Authorization" in options["headers"]
         self._has_answered = False  # the last request
 
     async def complete(self, body: Mapping[str, Any]) -> Answer:

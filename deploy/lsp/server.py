@@ -23,9 +23,9 @@ from deploy.gateway_client import client_options, server_url
 from deploy.lsp.editor_settings import EditorSettings, read_settings
 from deploy.lsp.gateway import Gateway, Problem, Superseded
 from deploy.lsp.suggestions import Caret, Offer, Suggestions, Trigger
-from deploy.version import tercet_version
 from shared.errors import StartError
 from shared.settings import Settings
+from shared.version import tercet_version
 
 SECTION = "tercet"
 ACCEPTED = "tercet.accepted"  # the command that an editor runs after it has inserted a suggestion

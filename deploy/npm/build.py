@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from deploy.version import tercet_version
+from shared.version import tercet_version
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "gateway/static"

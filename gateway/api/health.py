@@ -19,6 +19,7 @@ from gateway.pool.admission import Admission
 from shared.errors import draw_retry_after_s
 from shared.plan import REMOTE
 from shared.protocol import SlotState
+from shared.version import tercet_version
 
 TAG = "Health and metrics"
 _encode = msgspec.json.Encoder().encode
@@ -54,9 +55,10 @@ class SlotReadiness(Struct, kw_only=True):
 
 
 class Readiness(Struct, kw_only=True):
-    """`ready` while every model has a warm slot, or one that changes its worker."""
+    """`ready` while every model has a warm slot, or one that changes its worker. `version` is the gateway's."""
 
     status: Literal["ready", "starting", "draining"]
+    version: str
     models: list[ServedModel]
     slots: list[SlotReadiness]
 
@@ -137,7 +139,7 @@ class ReadyResource:
             )
             for model in self._admission.models.all()
         ]
-        resp.data = _encode(Readiness(status=status, models=models, slots=slots))
+        resp.data = _encode(Readiness(status=status, version=tercet_version(), models=models, slots=slots))
 
 
 class MetricsResource:

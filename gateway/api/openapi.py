@@ -36,10 +36,10 @@ from shared.errors import (
     UrlTooLong,
 )
 from shared.parsing import BodyParser
+from shared.version import tercet_version
 
 Json = dict[str, Any]
 TITLE = "Tercet"
-VERSION = "1.0"  # of the API, not of the program
 DESCRIPTION = (
     "Autocompletion with GPT-2. Every answer carries `X-Request-Id`, which a client may set; `Retry-After` says when a"
     " refused request may be sent again."
@@ -123,7 +123,7 @@ def build_document(
         paths.setdefault(one.path, {})[one.method.lower()] = entry
     document: Json = {
         "openapi": "3.1.0",
-        "info": {"title": TITLE, "version": VERSION, "description": DESCRIPTION},
+        "info": {"title": TITLE, "version": tercet_version(), "description": DESCRIPTION},
         "paths": paths,
         "tags": [{"name": tag} for tag in dict.fromkeys(one.operation.tag for one in declared)],
         "components": {"schemas": schemas.components, "headers": _HEADERS, "responses": schemas.responses},

@@ -45,6 +45,7 @@ from gateway.pool.tokenizing import PoolTokenizer
 from shared.errors import FieldError, InvalidRequest, PromptTooLong, Superseded
 from shared.plan import Model
 from shared.protocol import Sampling
+from shared.version import tercet_version
 
 TAG = "Text Generation Inference"
 ERRORS = (*COMPLETION_ERRORS, PromptTooLong, Superseded)
@@ -352,6 +353,7 @@ class InfoResource:
                 max_input_tokens=model.n_ctx - 1,
                 max_total_tokens=model.n_ctx,
                 router="tercet",
+                version=tercet_version(),
             )
         )
 

@@ -318,6 +318,7 @@ class TgiInfo(Struct, kw_only=True):
     max_input_tokens: int
     max_total_tokens: int
     router: str
+    version: str
 
 
 class TgiError(Struct, kw_only=True):

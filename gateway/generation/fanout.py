@@ -24,6 +24,7 @@ from gateway.generation.request import (
     BranchOutcome,
     BranchResult,
     BranchSpec,
+    GenerationSpec,
     RequestContext,
     TokenDelta,
 )
@@ -33,7 +34,8 @@ from gateway.pool.admission import Admission
 from gateway.pool.client import NO_SOCKET, BranchError, SlotClient
 from gateway.pool.slot_table import ASIDE_S
 from shared.errors import Overloaded, TercetError, internal_error
-from shared.protocol import Done, GenerateRequest, Group, Token
+from shared.prompt_window import SUFFIX_ROOM, window_text
+from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
 from shared.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 3
@@ -295,14 +297,15 @@ class Fanout:
         left_s = spec.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
             raise BranchError("deadline_exceeded", "The time limit passed before its turn.", is_retryable=False)
+        model = self._admission.models.get(spec.model)
         request = GenerateRequest(
-            prompt=branch.prompt if isinstance(branch.prompt, str) else None,
+            prompt=_needed_text(spec, branch.prompt, model.n_ctx) if isinstance(branch.prompt, str) else None,
             prompt_ids=None if isinstance(branch.prompt, str) else branch.prompt,
             max_prompt_tokens=spec.max_prompt_tokens,
             heal=spec.heals,
             special_as_text=spec.special_as_text,
             suffix=spec.suffix,
-            score_last=spec.num_scored_tokens if branch.index == 0 else 0,
+            score_last=self._num_scored_tokens(spec, branch, slot),
             sampling=branch.sampling,
             predict=branch.predict,
             seed=branch.seed,
@@ -316,8 +319,7 @@ class Fanout:
             request_id=spec.request_id,
             traceparent=traceparent,
         )
-        vocab_size = self._admission.models.get(spec.model).vocab_size
-        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document, vocab_size)
+        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document, model.vocab_size)
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:
@@ -329,6 +331,13 @@ class Fanout:
                     return last
         raise BranchError("broken", "The worker ended the response before its last line.")
 
+    def _num_scored_tokens(self, spec: GenerationSpec, branch: BranchSpec, slot: int) -> int:
+        """0 also if the worker is of an earlier version, which knows no scores: the request is answered without one."""
+        if branch.index or not spec.num_scored_tokens:
+            return 0
+        state = self._admission.states().get(slot)
+        return spec.num_scored_tokens if state is not None and state.protocol >= SCORING_PROTOCOL else 0
+
     def _read_to_end(self, slot: int, batches: Iterator[object]) -> None:
         """So that the connection can be reused."""
         try:
@@ -336,3 +345,13 @@ class Fanout:
                 pass
         except BranchError as error:
             self._note_lie(slot, error)
+
+
+def _needed_text(spec: GenerationSpec, prompt: str, n_ctx: int) -> str:
+    """What the worker needs of a prompt. All of it where the context, not the request, bounds the window, because only
+    the worker knows how much of the context is free; and where its beginning may be a special token."""
+    max_tokens = spec.max_prompt_tokens
+    num_others = spec.sampling.max_new_tokens + SUFFIX_ROOM + MAX_TYPED_TOKENS
+    if max_tokens is None or max_tokens + num_others > n_ctx or (spec.heals and not spec.special_as_text):
+        return prompt
+    return window_text(prompt, max_tokens)

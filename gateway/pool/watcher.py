@@ -30,8 +30,9 @@ from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.discovery import INTERVAL_S, Discovery, Resolver, resolve
 from gateway.pool.slot_table import ASIDE_S
 from shared.plan import Plan, Remote, Slot
-from shared.protocol import State
+from shared.protocol import OLDEST_PROTOCOL, PROTOCOL, State
 from shared.settings import PoolUrl
+from shared.version import tercet_version
 
 RECONNECT_S = 0.05
 # A machine that cannot be reached is tried again after 0.05, 0.1, ... at most this time.
@@ -156,6 +157,7 @@ class PoolWatcher:
             try:
                 with closing(self.clients[slot.index].states()) as states:
                     for state in states:
+                        _check_protocol(state)
                         if slot.remote is not None:
                             _check_model(slot, state)
                             if self._remove_if_left(slot):
@@ -181,7 +183,7 @@ class PoolWatcher:
                 self._admission.update(slot.index, failures.added_to(State(state="down", reason=reason, pid=last.pid)))
                 if last.state != "draining":
                     self.clients[slot.index].abort_calls(BranchError("slot_lost", f"Its worker was lost: {reason}"))
-            elif slot.remote is not None:
+            elif slot.remote is not None or code == MISCONFIGURED:
                 self._note_unreachable(slot, reason)
             else:
                 # A worker of this machine will be replaced, and its first reason says most.
@@ -195,9 +197,23 @@ class PoolWatcher:
     def _note_unreachable(self, slot: Slot, reason: str) -> None:
         state = self._admission.states()[slot.index]
         if state.reason != reason:
-            log.warning("slot_unreachable", slot=slot.index, address=str(slot.remote), reason=reason)
+            log.warning("slot_unreachable", slot=slot.index, address=str(slot.remote or ""), reason=reason)
         # An update also refuses requests whose model is no longer expected.
         self._admission.update(slot.index, msgspec.structs.replace(state, state="down", reason=reason))
+
+
+def _check_protocol(state: State) -> None:
+    """
+    Raises:
+        BranchError: the worker is of a version that this one does not work with.
+    """
+    if state.protocol < OLDEST_PROTOCOL or state.oldest_protocol > PROTOCOL:
+        older = "worker" if state.protocol < OLDEST_PROTOCOL else "gateway"
+        raise BranchError(
+            MISCONFIGURED,
+            f"The worker is of Tercet {state.version or 'before 0.2'} (protocol {state.protocol}), this gateway of"
+            f" {tercet_version()} (protocol {PROTOCOL}), and they do not work together: upgrade the {older}.",
+        )
 
 
 def _check_model(slot: Slot, state: State) -> None:

@@ -365,12 +365,13 @@ function restoreText(cleared) {
 // ---- the server ----
 
 /** @param {import("./server_status.js").Status} status */
-function showServer({ isReachable, numWarm, numSlots, models }) {
+function showServer({ isReachable, numWarm, numSlots, version, models }) {
   const output = find("server", HTMLSpanElement);
   output.classList.toggle("is-problem", !isReachable);
   if (!isReachable) setText(output, "The server is not responding.");
   else setText(output, numWarm ? "ready" : "the model is loading");
   setText(find("slots", HTMLSpanElement), `${numWarm} of ${numSlots} ${numSlots === 1 ? "slot" : "slots"} ready`);
+  if (isReachable) setText(find("version", HTMLSpanElement), `Tercet ${version}`);
   if (isReachable) settings.setModels(models);
   if (isReachable) showModel(models);
 }

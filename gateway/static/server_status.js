@@ -10,6 +10,7 @@ const RETRY_MS = 2000;
  * @property {boolean} isReachable
  * @property {number} numWarm  Slots that serve requests.
  * @property {number} numSlots
+ * @property {string} version  The server's; "" if it is not reachable.
  * @property {{model: string, source: string, warning: string|null, bytes: number}[]} models
  */
 
@@ -38,9 +39,9 @@ export class ServerStatus {
     clearTimeout(this.#timer);
     if (document.hidden) return;
     try {
-      const { models, slots } = await this.#client.ready();
+      const { models, slots, version } = await this.#client.ready();
       const numWarm = slots.filter((/** @type {{state: string}} */ slot) => slot.state === "warm").length;
-      this.#update({ isReachable: true, numWarm, numSlots: slots.length, models });
+      this.#update({ isReachable: true, numWarm, numSlots: slots.length, version, models });
     } catch {
       this.reportUnreachable();
     }
@@ -53,7 +54,7 @@ export class ServerStatus {
 
   /** A request has not reached the server. */
   reportUnreachable() {
-    this.#update({ isReachable: false, numWarm: 0, numSlots: 0, models: [] });
+    this.#update({ isReachable: false, numWarm: 0, numSlots: 0, version: "", models: [] });
   }
 
   /** @param {Status} status */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from playwright.sync_api import Route, expect
 
@@ -30,9 +31,14 @@ def test_a_pause_brings_one_idea_to_the_end_of_its_clause(open_page: OpenPage) -
 
 def test_an_idea_stays_while_it_is_typed(open_page: OpenPage) -> None:
     editor = open_page(mode="normal")
-    editor.type(OPENING)
-    until(lambda: len(editor.ghost_text) > 6, 20, "an idea")
+    # Words that were on show stay if no idea continues them; then the writer goes on.
+    for text in (OPENING, " the children who", " lived near the river,", " and said that", " it was"):
+        editor.type(text)
+        with suppress(AssertionError):
+            until(lambda: len(editor.ghost_text) > 6, 5, "an idea")
+            break
     ghost = editor.ghost_text
+    assert len(ghost) > 6
     num_requests = len(editor.requests)
     for index, letter in enumerate(ghost[:5], 1):
         editor.page.keyboard.type(letter)
@@ -87,3 +93,32 @@ def test_undo_goes_back_by_pauses(editor: Editor) -> None:
     for end in (2, 1, 0):
         editor.press("Control+z")
         assert editor.value == "".join(sentences[:end])
+
+
+UNFAMILIAR = "the model does not know text like this, so it suggests nothing"
+GERMAN = "Der alte Mann sah auf das Meer hinaus und dachte an die Zeit, als er noch jung war und"
+
+
+def test_the_page_says_that_the_model_does_not_know_the_language(open_page: OpenPage) -> None:
+    """Once, in the status line; where the writer goes on in a language that it knows, words come back."""
+    editor = open_page(mode="eager")
+    editor.type(GERMAN)
+    expect(editor.status).to_contain_text(UNFAMILIAR)
+    assert editor.ghost_text == ""
+    editor.press("Alt+Enter")
+    until(lambda: editor.requests[-1].get("stream"), 5, "the request for ideas")
+    expect(editor.status).to_contain_text(UNFAMILIAR)
+    expect(editor.list).to_be_hidden()
+    editor.type(" ging. " + "The old man went home, and his wife was there. She said that he was late, and that " * 2)
+    until(lambda: editor.ghost_text, 10, "a word")
+    expect(editor.status).not_to_contain_text(UNFAMILIAR)
+    checked = [body for body in editor.requests if body.get("familiar_only")]
+    assert len(checked) < len(editor.requests)
+
+
+def test_text_that_the_model_knows_is_not_checked_at_each_key(open_page: OpenPage) -> None:
+    editor = open_page(mode="eager")
+    editor.type("The old man looked at the sea and thought of his wife, who had been dead for years.")
+    predictions = [body for body in editor.requests if body.get("strategy") == "predict"]
+    checked = [body for body in predictions if body.get("familiar_only")]
+    assert 0 < len(checked) <= len(predictions) // 8

@@ -14,6 +14,7 @@ import pytest
 from deploy.gateway_client import gateway_client
 from shared.errors import StartError
 from shared.settings import Address, Settings
+from shared.version import tercet_version
 from tests.gateway.pool.helpers import port_of, serving_requests
 from tests.settings import make_settings
 from tests.tls import Certificate
@@ -47,6 +48,15 @@ def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: S
         assert client.get("/").text == "Bearer tct_key"
     with gateway_client(settings, {}) as client:
         assert client.get("/").text == "none"
+
+
+def test_the_key_may_be_in_a_file(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("tct_key\n")
+    with gateway_client(settings, {"TERCET_API_KEY_FILE": str(tmp_path / "key")}) as client:
+        assert client.get("/").text == "Bearer tct_key"
+        assert client.headers["user-agent"] == f"tercet/{tercet_version()}"
+    with pytest.raises(StartError, match="TERCET_API_KEY_FILE cannot be read"):
+        gateway_client(settings, {"TERCET_API_KEY_FILE": str(tmp_path / "none")})
 
 
 def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> None:

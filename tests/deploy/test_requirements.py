@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-HASHED = ("compiler", "pip", "serve", "dev", "ray", "tools", "clients")
+HASHED = ("backend", "compiler", "pip", "serve", "dev", "ray", "tools", "clients")
 UNHASHED = ("torch", "cuda")
 PIN = re.compile(r"([a-z0-9.-]+)==([^ ;]+)((?: --hash=sha256:[0-9a-f]{64})*)")
 
@@ -65,7 +65,8 @@ def test_no_package_is_in_two_files_that_are_installed_together() -> None:
     ("table", "key", "files"),
     [
         ("project", "dependencies", ("serve", "torch")),
-        ("build-system", "requires", ("serve",)),
+        ("build-system", "requires", ("backend", "compiler", "serve")),
+        ("dependency-groups", "backend", ("backend",)),
         ("optional", "dev", ("serve", "dev")),
         ("dependency-groups", "pip", ("pip",)),
         ("dependency-groups", "tools", ("tools",)),

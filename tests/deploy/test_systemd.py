@@ -24,7 +24,7 @@ from tests.e2e.harness import ROOT, Tercet, until
 UNITS = ROOT / "deploy" / "systemd"
 DROP_INS = (
     Path("none"),
-    UNITS / "tercet.service.d" / "gpu.conf",
+    *sorted((UNITS / "tercet.service.d").glob("*.conf")),
     ROOT / "deploy" / "aws" / "tercet.service.d" / "aws.conf",
 )
 USER = 65534  # without privileges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -10,22 +11,30 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from shared.errors import StartError
-from shared.extras import ROOT, install_command
+from shared.extras import ROOT, install_command, pip_install
 from shared.tracing import require_opentelemetry
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 @pytest.mark.parametrize("extra", ["redis", "dynamodb", "aws", "lsp", "otel"])
-def test_the_command_names_this_python_this_checkout_and_an_extra(extra: str) -> None:
-    python, *pip, target = shlex.split(install_command(extra))
-    assert (python, pip) == (sys.executable, ["-m", "pip", "install", "-e"])
-    assert target == f"{ROOT}[{extra}]"
-    assert extra in EXTRAS
+def test_the_command_names_this_python_and_the_packages_of_an_extra(extra: str) -> None:
+    """It works wherever the message is printed: in a checkout, and where a wheel is installed."""
+    python, *pip = shlex.split(install_command(extra))[:4]
+    assert (python, pip) == (sys.executable, ["-m", "pip", "install"])
+    assert {Requirement(each) for each in shlex.split(install_command(extra))[4:]} == set(
+        map(Requirement, EXTRAS[extra])
+    )
     done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+def test_an_environment_without_pip_gets_a_command_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert shlex.split(pip_install("a>1"))[:5] == ["uv", "pip", "install", "--python", sys.executable]
 
 
 def test_traces_without_opentelemetry_are_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
-from shared.settings import Address, ModelSpec, PoolUrl, Settings
+from shared.settings import Address, ModelSpec, PoolUrl, Settings, service_links
 
 
 def test_defaults() -> None:
@@ -359,3 +359,41 @@ def test_each_variable_sets_its_own_field() -> None:
     settings = Settings.load({"TERCET_QUEUE": "7", "TERCET_JOB_QUEUE": "8", "TERCET_JOBS": "none"})
     assert (settings.limits.queue, settings.jobs.queue, settings.job_store) == (7, 8, "none")
     assert len(rows := [row.variable for _, group in Settings.reference() for row in group]) == len(set(rows))
+
+
+@pytest.mark.parametrize("name", ["TERCET_REDIS", "TERCET_JOBS"])
+def test_a_secret_may_be_in_a_file(tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("redis://:s3cret@db:6379/0\n")
+    settings = Settings.load({f"{name}_FILE": str(secret)})
+    assert "s3cret" in str(settings.remote.redis if name == "TERCET_REDIS" else settings.jobs.store)
+    with pytest.raises(StartError, match=f"{name} and {name}_FILE are both set"):
+        Settings.load({name: "redis://db:6379/0", f"{name}_FILE": str(secret)})
+    with pytest.raises(StartError, match=rf"{name}_FILE='.*/none' cannot be read: No such file"):
+        Settings.load({f"{name}_FILE": str(tmp_path / "none")})
+    secret.write_text("redis:/:s3cret@db")
+    with pytest.raises(StartError, match=f"{name}=") as caught:
+        Settings.load({f"{name}_FILE": str(secret)})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_only_secrets_may_be_in_files() -> None:
+    with pytest.raises(StartError, match="TERCET_MODELS_FILE is not a setting"):
+        Settings.load({"TERCET_MODELS_FILE": "/etc/models"})
+
+
+def test_service_links_of_kubernetes_are_ignored() -> None:
+    """In a namespace with services named `tercet` and `tercet-gateway`."""
+    links = {
+        "TERCET_SERVICE_HOST": "10.0.0.1",
+        "TERCET_SERVICE_PORT": "80",
+        "TERCET_PORT": "tcp://10.0.0.1:80",
+        "TERCET_GATEWAY_SERVICE_PORT_HTTP": "80",
+        "TERCET_GATEWAY_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "TERCET_GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    assert Settings.load(links) == Settings()
+    assert service_links(links | {"TERCET_MODELS": "small", "PORT": "80"}) == sorted(links)
+    for name in ("TERCET_PORTS", "TERCET_GATEWAY", "TERCET_SERVICE_HOSTS"):
+        with pytest.raises(StartError, match=f"{name} is not a setting"):
+            Settings.load({name: "1"})

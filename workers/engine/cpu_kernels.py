@@ -1,7 +1,8 @@
 """The libraries of compiled kernels: where they lie, and which one this machine loads.
 
-`make setup` compiles one for each instruction set of the machine's architecture (`kernel_source.build`); a worker loads
-the one for its CPU. A library's name has a digest of the sources, so one that was compiled from others is not loaded.
+`make setup`, and the build of a wheel, compile one for each instruction set of the machine's architecture
+(`kernel_source.build`); a worker loads the one for its CPU. A library's name has a digest of the sources, so one that
+was compiled from others is not loaded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from shared import cpu_features
 from shared.cpu_features import InstructionSet
+from shared.extras import repair_command
 from workers.engine.failures import LoadFailure
 
 SOURCE = Path(__file__).parent / "cpu" / "kernel_source"
@@ -74,7 +76,7 @@ def _load(found: InstructionSet, *, has_amx: bool) -> Kernels:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LoadFailure(f"The CPU kernels are not compiled: run `make setup`. {error}") from error
+        raise LoadFailure(f"The CPU kernels are not compiled: {repair_command()}. {error}") from error
 
     def address(symbol: str) -> int:
         return ctypes.cast(library[symbol], ctypes.c_void_p).value or 0

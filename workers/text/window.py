@@ -12,8 +12,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable
 
-# Bounds the text that is encoded: English prose has four to five characters per token, so eight per token do not fit.
-_MAX_CHARS_PER_TOKEN = 8
+from shared.prompt_window import MAX_CHARS_PER_TOKEN
+
 _WORD_START = re.compile(r"\s(?=\S)")
 # Text without white space for this many characters is cut anywhere.
 _MAX_WORD_CHARS = 64
@@ -31,7 +31,7 @@ def encode_window(text: str, max_tokens: int, encode: Callable[[str], tuple[list
         encode: text to (token ids, index of the character at which each begins). It must encode words independently:
             the tokens from a word's start on are those of the text that begins there.
     """
-    first = max(0, -(-(len(text) - _MAX_CHARS_PER_TOKEN * max_tokens) // max_tokens))
+    first = max(0, -(-(len(text) - MAX_CHARS_PER_TOKEN * max_tokens) // max_tokens))
     begin = _start(text, first * max_tokens)
     all_ids, starts = encode(text[begin:])
     if len(all_ids) <= max_tokens:

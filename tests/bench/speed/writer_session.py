@@ -114,7 +114,7 @@ def run_parts(
 ) -> None:
     """Start a server and run the parts one after another; their rows go into the document."""
     document.workload = asdict(writing)
-    with start_server(console, options.models, {**options.server_settings, "log": "info"}) as server:
+    with start_server(console, options.models, {**options.server_settings, "log": "debug"}) as server:
         document.settings |= server.in_effect()
         session = WriterSession(server, texts, writing, console, is_quick=options.is_quick)
         for context in session.contexts(NUM_WARM_UPS, random.Random(1)):

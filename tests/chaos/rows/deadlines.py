@@ -28,7 +28,7 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
     The request id carries the time limit, so that the workers' log shows how long after it a sequence was generated.
     """
     num_requests = context.amount(100, 2000)
-    tercet = context.shared(**SLOW)
+    tercet = context.shared(log="debug", **SLOW)
     with Jitter().running() as jitter:
         late_ms = _overshoots_ms(tercet.port, num_requests, context.seed, findings)
     findings.figures |= {"requests": num_requests, "machine's jitter p99 ms": jitter.ms(0.99)}

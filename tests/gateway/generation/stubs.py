@@ -27,6 +27,7 @@ from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
 from shared.plan import Model, Plan, make_slots
 from shared.protocol import (
+    PROTOCOL,
     Accepted,
     Done,
     Failed,
@@ -271,7 +272,7 @@ class StubPool:
         ]
         self.admission = Admission(self.plan, "auto", queue)
         for slot in slots:
-            self.admission.update(slot.index, State(state="warm", ms_per_token=1.0))
+            self.admission.update(slot.index, State(state="warm", ms_per_token=1.0, protocol=PROTOCOL))
         self.metrics = Metrics(self.admission.states, lambda: self.admission.num_waiting)
         self.clients = [SlotClient(slot, ack_s=10.0) for slot in slots]
         self.fanout = Fanout(

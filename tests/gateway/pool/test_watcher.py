@@ -18,7 +18,7 @@ from gateway.pool.client import STATE_SILENCE_S, BranchError
 from gateway.pool.watcher import RECONNECT_S, FailureTotals, PoolWatcher
 from shared.errors import NotReady
 from shared.plan import Plan, Slot
-from shared.protocol import Accepted, GenerateRequest, SlotState, State
+from shared.protocol import PROTOCOL, Accepted, GenerateRequest, SlotState, State
 from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
 
 
@@ -178,3 +178,36 @@ def test_failures_of_replaced_workers_stay_counted() -> None:
     assert counters(2) == {"restarts": 2, "failures.hang": 1}
     assert counters(2, hang=2, device_error=1) == {"restarts": 2, "failures.hang": 3, "failures.device_error": 1}
     assert counters(2, hang=2, device_error=1) == counters(3)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "oldest", "reason"),
+    [(PROTOCOL + 1, PROTOCOL + 1, "upgrade the gateway"), (0, 0, "upgrade the worker")],
+)
+def test_a_worker_of_a_version_that_does_not_fit_gets_no_branches_and_says_why(
+    short_path: Path, protocol: int, oldest: int, reason: str
+) -> None:
+    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
+    admission = Admission(plan, "auto", 6)
+    state = State(state="warm", version="9.9", protocol=protocol, oldest_protocol=oldest)
+    with serving(short_path, lambda connection: connection.sendall(HEAD + line(state))):
+        PoolWatcher(plan, admission, ack_s=0.2)
+        assert until(lambda: reason in (admission.states()[0].reason or ""))
+    assert admission.states()[0].state == "down"
+
+
+@pytest.mark.parametrize("fields", [{}, {"protocol": PROTOCOL + 1, "oldest_protocol": PROTOCOL}])
+def test_a_worker_of_another_version_that_fits_serves(short_path: Path, fields: dict[str, int]) -> None:
+    """Of the first version, which does not say its protocol, or of a later one."""
+    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
+    admission = Admission(plan, "auto", 6)
+    release = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(HEAD + line(State(state="warm", **fields)))  # type: ignore[arg-type]
+        release.wait(10)
+
+    with serving(short_path, answer):
+        PoolWatcher(plan, admission, ack_s=0.2)
+        assert until(lambda: admission.states()[0].state == "warm")
+        release.set()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.prompt_window import MAX_CHARS_PER_TOKEN, window_text
 from tests.workers.helpers import EMBEDDED, decode, with_pre_tokenizer
 from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text.tokenizer import Tokenizer
@@ -67,6 +68,14 @@ def test_texts_without_words(text: str) -> None:
     assert len(ids) <= 100
     assert text.encode().endswith(b"".join(map(TOKENIZER.token_bytes, ids)))
     assert ids or not text
+
+
+@given(st.text(alphabet="ab c\n—é海", max_size=400), st.integers(1, 12))
+def test_the_end_that_a_gateway_sends_has_the_same_window(text: str, max_tokens: int) -> None:
+    end = window_text(text, max_tokens)
+    assert text.endswith(end)
+    assert len(end) <= (MAX_CHARS_PER_TOKEN + 2) * max_tokens
+    assert window(end, max_tokens) == window(text, max_tokens)
 
 
 def test_only_the_end_of_a_megabyte_is_encoded() -> None:

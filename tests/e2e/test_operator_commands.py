@@ -1,0 +1,72 @@
+"""`tercet health` and `tercet reload` as an operator runs them: with little of the server's environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from tests.e2e.harness import ROOT, START_S, TERCET, Tercet, running, serving, until
+from tests.e2e.remote_pool import Workers
+from tests.e2e.shared_servers import SharedServer
+from tests.tls import Certificate
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `tercet` without any setting but these."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    command = [*TERCET, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=own | environ, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def address(tercet: Tercet) -> dict[str, str]:
+    return {name: tercet.environ[name] for name in ("TERCET_BIND", "TERCET_RUN_DIR")}
+
+
+def test_health_follows_the_address(tercet: SharedServer) -> None:
+    done = run("health", **address(tercet))
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ready", "")
+    assert run("health", "--live", **address(tercet)).stdout.strip() == "live"
+    done = run("health", TERCET_BIND="127.0.0.1:9", TERCET_RUN_DIR=tercet.environ["TERCET_RUN_DIR"] + "-other")
+    assert done.returncode == 1
+    assert "The gateway does not answer at http://127.0.0.1:9" in " ".join(done.stderr.split())
+
+
+def test_health_follows_tls(tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    tls = {f"TERCET_{name.upper()}": value for name, value in certificate.settings.items()}
+    with running(tmp_path / "t", certificate) as tercet:
+        assert run("health", **address(tercet), **tls).returncode == 0
+        assert run("health", **address(tercet)).returncode == 1
+
+
+def test_health_of_an_instance_that_cannot_load_says_so(tmp_path: Path) -> None:
+    tercet = Tercet(tmp_path / "t", test_load_faults="0=device")
+    tercet.start()
+    try:
+        until(lambda: run("health", "--live", **address(tercet)).returncode == 0, START_S, "the gateway answers")
+        done = run("health", **address(tercet))
+        assert done.returncode == 1
+        assert re.search(r"is not ready \(starting\): slot 0 \w+", " ".join(done.stderr.split()))
+    finally:
+        tercet.process.send_signal(signal.SIGTERM)
+        tercet.process.wait(60)
+
+
+def test_health_asks_the_workers_where_only_they_run(tmp_path: Path) -> None:
+    with serving(Workers(tmp_path / "t", 1)) as workers:
+        assert run("health", **address(workers)).stdout.strip() == "ready"
+
+
+def test_reload_needs_no_setting_but_the_run_directory(tmp_path: Path) -> None:
+    with running(tmp_path / "t", models="embedded*2", max_batch="6") as tercet:
+        before = {slot["pid"] for slot in tercet.wait_until_warm()}
+        done = run("reload", TERCET_RUN_DIR=tercet.environ["TERCET_RUN_DIR"])
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert before.isdisjoint({slot["pid"] for slot in tercet.wait_until_warm()})
+        tercet.process.send_signal(signal.SIGTERM)
+        assert tercet.process.wait(60) == 0
