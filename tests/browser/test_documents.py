@@ -315,11 +315,14 @@ def test_closing_and_leaving_the_page_saves_at_once(editor: Editor) -> None:
     editor.type("Saved as the page goes away")
     editor.page.goto("about:blank")
     editor.page.go_back()
-    assert editor.value == "Saved as the page goes away"
+    until(lambda: editor.value == "Saved as the page goes away", 5, "the text, once the documents are read")
     other = second_window(editor)
     other.type(", or is closed")
     other.page.close(run_before_unload=True)
-    assert second_window(editor).value == "Saved as the page goes away, or is closed"
+    again = second_window(editor)
+    until(
+        lambda: again.value == "Saved as the page goes away, or is closed", 5, "the text, once the documents are read"
+    )
 
 
 def test_another_window_follows_the_same_document(editor: Editor) -> None:

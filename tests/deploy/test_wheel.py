@@ -106,7 +106,7 @@ def test_it_serves_reloads_and_stops(installed: Path, tmp_path: Path) -> None:
         assert len(client.post("/autocomplete", json={"context": context}).json()["sentences"]) == 3
         assert "<title>" in client.get("/", headers={"Accept": "text/html"}).text
         environ = environ_of(folder) | {"TERCET_BIND": url.removeprefix("http://")}
-        for arguments in (["reload"], ["doctor"], ["plan"], ["complete", context, "--n", "1"]):
+        for arguments in (["reload"], ["doctor"], ["plan"], ["complete", context]):
             command = [str(installed / "bin/tercet"), *arguments]
             done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr

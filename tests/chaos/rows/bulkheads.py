@@ -81,8 +81,8 @@ def keep_others_served(context: Context, findings: Findings) -> None:
     """R28. Every burst, and every burst while the job store is locked; in the full form, all pairs of bursts."""
     path = context.directory() / "keys"
     keys = {name: {"x-api-key": new_key(path, name, rate=0)[0]} for name in ("bursting", "other")}
-    # The burst takes cores from the workers too: a second for their acknowledgement. And from the clients, of which each
-    # reads an answer of 17 MB: a minute, in which they may read nothing.
+    # The burst takes cores from the workers, too: a second for their acknowledgement. And from its clients, which read
+    # answers of 17 MB: a minute in which they may read nothing.
     settings = {"key_concurrency": "0", "ack_ms": "1000", "client_timeout_s": "60"}
     tercet = context.shared(keys=str(path), api_key=keys["other"]["x-api-key"], **settings)
     row = _Row(tercet, keys, findings)
