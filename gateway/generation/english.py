@@ -22,6 +22,7 @@ _MAX_WORD_CHARS = 16  # longer than each of these
 _NUM_COPIED_WORDS = 8
 # End of a prompt in which an open quotation is looked for.
 _MAX_QUOTED_CHARS = 2000
+_QUOTE_OR_BLANK_LINE = re.compile(r'["“”]|\n\n')
 # After these, a straight quotation mark closes.
 _BEFORE_CLOSING = re.compile(r"[\w.,;:!?…%)\]’'*]")
 
@@ -70,27 +71,34 @@ class Quotes:
     def __init__(self, prompt: str) -> None:
         self._depth = 0  # of curly marks
         self._is_open = False  # after an odd number of straight marks
-        self._last = ""
-        for char in prompt[-_MAX_QUOTED_CHARS:]:
-            self._closes_nothing(char)
+        self._last = ""  # the character before what is fed next
+        end = prompt[-_MAX_QUOTED_CHARS:]
+        for found in _QUOTE_OR_BLANK_LINE.finditer(end):
+            self._closes_nothing(found, end)
+        self._last = end[-1:]
 
     def feed(self, text: str) -> int:
         """How many characters of `text` stand before such a mark; all if it has none."""
-        return next((index for index, char in enumerate(text) if self._closes_nothing(char)), len(text))
+        text, num_before = self._last + text, len(self._last)
+        for found in _QUOTE_OR_BLANK_LINE.finditer(text):
+            if found.end() > num_before and self._closes_nothing(found, text):
+                return found.start() - num_before
+        self._last = text[-1:]
+        return len(text) - num_before
 
-    def _closes_nothing(self, char: str) -> bool:
-        last, self._last = self._last, char
-        if char == "“":
-            self._depth += 1
-        elif char == "”":
-            self._depth -= 1
-            if self._depth < 0:
-                self._depth = 0
-                return True
-        elif char == '"':
-            if not self._is_open and _BEFORE_CLOSING.match(last):
-                return True
-            self._is_open = not self._is_open
-        elif char == last == "\n":
-            self._depth, self._is_open = 0, False
+    def _closes_nothing(self, found: re.Match[str], text: str) -> bool:
+        match found[0]:
+            case "“":
+                self._depth += 1
+            case "”":
+                self._depth -= 1
+                if self._depth < 0:
+                    self._depth = 0
+                    return True
+            case '"':
+                if not self._is_open and _BEFORE_CLOSING.match(text[max(0, found.start() - 1) : found.start()]):
+                    return True
+                self._is_open = not self._is_open
+            case _:
+                self._depth, self._is_open = 0, False
         return False

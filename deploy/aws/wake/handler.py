@@ -31,6 +31,8 @@ MARGIN_S = 1.5
 PATIENCE_S = 5.0
 POLL_S = 0.25
 RETRY_AFTER_S = "1"
+# The owner of all jobs where requests are not signed. No principal has this name.
+PUBLIC = "public"
 CONFIG = Config(connect_timeout=1, read_timeout=3, retries={"mode": "standard", "total_max_attempts": 4})
 
 
@@ -39,16 +41,20 @@ class SweepFailed(Exception):
 
 
 class Service:
-    def __init__(self, jobs: Jobs, instance: Instance, *, wake_s: float, max_wait_s: float) -> None:
+    def __init__(
+        self, jobs: Jobs, instance: Instance, *, wake_s: float, max_wait_s: float, is_public: bool = False
+    ) -> None:
         """
         Args:
             wake_s: the longest time that a request spends on starting the instance.
             max_wait_s: the longest time that a client may let it wait for a result.
+            is_public: requests are not signed; whoever knows a job's id may read it.
         """
         self._jobs = jobs
         self._instance = instance
         self._wake_s = wake_s
         self._max_wait_s = max_wait_s
+        self._is_public = is_public
 
     def respond(self, event: dict[str, Any], until: float) -> Answer:
         """
@@ -57,7 +63,7 @@ class Service:
             until: `time.monotonic()` time by which the answer must be ready.
         """
         try:
-            owner = _owner(event)
+            owner = PUBLIC if self._is_public else _owner(event)
             route = event["routeKey"]
             if route == "POST /jobs":
                 return self._submit(event, owner, until)
@@ -134,7 +140,9 @@ def _make_service(environ: Mapping[str, str]) -> Service:
         max_open=int(environ["JOB_QUEUE"]),
     )
     instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
-    return Service(jobs, instance, wake_s=float(environ["WAKE_S"]), max_wait_s=float(environ["MAX_WAIT_S"]))
+    wake_s, max_wait_s = float(environ["WAKE_S"]), float(environ["MAX_WAIT_S"])
+    is_public = environ.get("AUTHORIZATION") == "NONE"
+    return Service(jobs, instance, wake_s=wake_s, max_wait_s=max_wait_s, is_public=is_public)
 
 
 def _owner(event: dict[str, Any]) -> str:

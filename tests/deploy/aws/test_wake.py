@@ -118,6 +118,21 @@ def test_a_job_belongs_to_its_principal_and_expires(function: Function, monkeypa
     assert function.get(job_id).status == 410
 
 
+def test_requests_need_no_signature_where_the_template_says_so(
+    function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page in browsers has no AWS credentials. Else a request without a principal is refused."""
+    assert function.post({"prompt": PROMPT}, user="").status == 401
+    monkeypatch.setenv("AUTHORIZATION", "NONE")
+    make_service.cache_clear()
+    try:
+        created = function.post({"prompt": PROMPT}, user="")
+        assert created.status == 202
+        assert function.get(created.body["id"], user="").status == 200
+    finally:
+        make_service.cache_clear()
+
+
 def test_the_queue_and_a_principals_share_of_it_are_bounded(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
