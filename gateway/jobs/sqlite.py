@@ -35,6 +35,8 @@ OPEN_PAUSE_S = 0.01
 # How often the file notes that it is used.
 SEEN_S = 600.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# The form of the file, one more where an earlier version could not use it any more (SQLite's `user_version`).
+_FORM = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, version INTEGER NOT NULL, owner TEXT NOT NULL, idempotency TEXT UNIQUE,
@@ -299,6 +301,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
     Raises:
         sqlite3.Error, OSError: the file cannot be opened, or was locked for `BUSY_TIMEOUT_S`.
+        JobsUnavailable: a later version of Tercet wrote it.
     """
     until = time.monotonic() + BUSY_TIMEOUT_S
     while True:
@@ -316,9 +319,17 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.text_factory = _text
     try:
+        [found] = connection.execute("PRAGMA user_version").fetchone()
+        if found > _FORM:
+            raise JobsUnavailable(
+                "The job file was written by a later version of Tercet: upgrade this server, or set TERCET_JOBS to "
+                "another file."
+            )
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
             connection.execute(f"PRAGMA {pragma}")
         connection.executescript(_SCHEMA)
+        if found < _FORM:
+            connection.execute(f"PRAGMA user_version = {_FORM}")
     except BaseException:
         connection.close()
         raise

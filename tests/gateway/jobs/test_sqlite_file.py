@@ -220,3 +220,24 @@ def test_what_a_killed_process_could_not_erase_the_next_one_does(path: Path, que
     after.num_open()
     assert CANARY not in held(copy / path.name)
     after.close()
+
+
+def test_a_file_of_a_later_version_is_refused_and_left_as_it_is(path: Path) -> None:
+    """One of an earlier version, which has no number, is used."""
+    queue = make_queue(path)
+    job, _ = queue.submit("o", b"{}")
+    queue.close()
+    for form in (0, 1):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA user_version = {form}")
+        again = make_queue(path)
+        assert again.find(job.id, "o").id == job.id
+        again.close()
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    before = path.read_bytes()
+    with pytest.raises(JobsUnavailable, match="later version of Tercet"):
+        make_queue(path).find(job.id, "o")
+    assert path.read_bytes() == before
