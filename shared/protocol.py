@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 
 # The number of this protocol, one more with each change that the other side has to know of: 2 has `score_last`. Gateway
 # and worker work together if either is at least the oldest that the other knows.
-PROTOCOL, OLDEST_PROTOCOL = 2, 1
+PROTOCOL = 2
+OLDEST_PROTOCOL = 1
 SCORING_PROTOCOL = 2
 MAX_SEED = 2**63 - 1
 # Bytes of typed text that token healing forces, so at most as many tokens carry nothing else.

@@ -122,11 +122,11 @@ def test_requests_need_no_signature_where_the_template_says_so(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page in browsers has no AWS credentials. Else a request without a principal is refused."""
-    assert function.post({"prompt": PROMPT}, user="").status == 401
+    assert function.post(PROMPT, user="").status == 401
     monkeypatch.setenv("AUTHORIZATION", "NONE")
     make_service.cache_clear()
     try:
-        created = function.post({"prompt": PROMPT}, user="")
+        created = function.post(PROMPT, user="")
         assert created.status == 202
         assert function.get(created.body["id"], user="").status == 200
     finally:
@@ -417,7 +417,8 @@ def test_only_the_tagged_instance_may_be_started() -> None:
     assert data["InstanceInitiatedShutdownBehavior"] == "stop"
     assert "SecurityGroupIngress" not in resources["SecurityGroup"]["Properties"]
     routes = [each["Properties"] for each in resources.values() if each["Type"] == "AWS::ApiGatewayV2::Route"]
-    assert {route["AuthorizationType"] for route in routes} == {"AWS_IAM"}
+    assert all(route["AuthorizationType"] == {"Ref": "AuthorizationType"} for route in routes)
+    assert load_template("lambda-ec2.yaml")["Parameters"]["AuthorizationType"]["Default"] == "AWS_IAM"
 
 
 @pytest.mark.parametrize("name", ["lambda-ec2.yaml", "pluto.yaml"])
