@@ -17,7 +17,11 @@ _FUNCTION_WORD = re.compile(
     r"|through|to|under|until|upon|very|was|we|were|what|when|where|which|while|who|whose|will|with|without|would"
 )
 _LAST_WORD = re.compile(r"[\w’']+$")
-_MAX_WORD_CHARS = 16  # longer than each of these
+# After these words, pronouns that may be objects elsewhere are subjects.
+_SUBJECT_AT_END = re.compile(
+    r"\b(and|as|because|but|if|or|than|that|what|when|where|which|while)\s+(it|you)$", re.IGNORECASE
+)
+_MAX_END_CHARS = 24  # longer than each of these
 # A noun phrase is a copy if it is among so many words before the cursor.
 _NUM_COPIED_WORDS = 8
 # End of a prompt in which an open quotation is looked for.
@@ -29,8 +33,10 @@ _BEFORE_CLOSING = re.compile(r"[\w.,;:!?…%)\]’'*]")
 
 def ends_with_function_word(text: str) -> bool:
     """Whether the last word of a text leaves its phrase open. Not if punctuation follows it."""
-    found = _LAST_WORD.search(text[-_MAX_WORD_CHARS:])
-    return found is not None and is_function_word(found[0].casefold())
+    end = text[-_MAX_END_CHARS:]
+    found = _LAST_WORD.search(end)
+    is_function = found is not None and is_function_word(found[0].casefold())
+    return is_function or _SUBJECT_AT_END.search(end) is not None
 
 
 def copies_noun_phrase(words: list[str], prompt_words: list[str]) -> bool:

@@ -30,6 +30,8 @@ def trimmed(
         (" that she was going to th", " that she was going"),
         (" of the sk", " of the"),  # it has no other end
         (" of the, which was", " of the,"),
+        (" he told me that it wa", " he told me"),
+        (" he told me about it wa", " he told me about it"),
         (" the sea, and the sky,", " the sea, and the sky,"),  # a comma shows that the word has ended
         (" he said it. The man went", " he said it. The man"),  # the sentence ended too early to end there
         (" the old man looked at the sea. The", " the old man looked at the sea."),
