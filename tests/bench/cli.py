@@ -53,6 +53,7 @@ from tests.bench.speed.cost import CostBench, cost_table
 from tests.bench.speed.engine import EngineBench
 from tests.bench.speed.first_start import measure_starts, starts_table
 from tests.bench.speed.http import LEVELS, HttpBench, levels_table
+from tests.bench.speed.letters import letters_table, run_letters
 from tests.bench.speed.page import PageBench, page_tables
 from tests.bench.speed.rows import TARGETS, rows_table
 from tests.instruction_sets import limits
@@ -391,6 +392,26 @@ def bench_page(
     with _run("page", options) as result:
         PageBench(options, texts, QUICK_KEYS if quick else keys, err).run(result)
     _report(result, page_tables(result.rows))
+
+
+@bench.command("letters")
+def bench_letters(
+    letters: Annotated[int, typer.Option(min=1, max=18, help="Letters that come with the benchmark.")] = 3,
+    words: Annotated[int, typer.Option(min=10, help="Words of each.")] = 150,
+    shots: Annotated[Path, typer.Option(help="Directory for screenshots.")] = Path("build/letters"),
+    quick: Quick = False,
+    models: Models = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """Letters typed into the web editor at a human rhythm, by a writer who takes what they were about to write."""
+    options = _options(models, "cpu", 1, quick, setting, seed)
+    if quick:
+        letters, words = 1, QUICK_WORDS
+    chosen = read_kind("letters", letters, words, random.Random(seed))
+    with _run("letters", options) as result:
+        run_letters(options, chosen, shots, result, err)
+    _report(result, [letters_table(result.rows)])
 
 
 @bench.command("start")

@@ -171,7 +171,7 @@ def page_tables(rows: list[Any]) -> list[Table]:
 
 
 def _write(browser: Browser, url: str, eagerness: str, text: str) -> WritingRow:
-    page = _open(browser, url, eagerness)
+    page = open_page(browser, url, eagerness)
     page.locator("#text").focus()
     page.evaluate(RECORDER)
     for letter, interval_ms in zip(text, key_intervals_ms(1), strict=False):
@@ -220,7 +220,7 @@ def writing_row(eagerness: str, text: str, recorded: Mapping[str, Any]) -> Writi
 
 def _type_in_long_document(browser: Browser, url: str, text: str, num_keys: int, editor: str) -> list[float]:
     """The main thread's CPU milliseconds of each key at the end of a text."""
-    page = _open(browser, url, "normal", text if editor == "page" else "")
+    page = open_page(browser, url, "normal", text if editor == "page" else "")
     if editor == "page":
         page.locator("#text").focus()
     else:
@@ -241,7 +241,7 @@ def _type_in_long_document(browser: Browser, url: str, text: str, num_keys: int,
     return times_ms
 
 
-def _open(browser: Browser, url: str, eagerness: str, text: str = "") -> Page:
+def open_page(browser: Browser, url: str, eagerness: str, text: str = "") -> Page:
     """The page in a new browser that has these settings and, if there is a text, a document."""
     stored: dict[str, Any] = {"tercet.settings": {"mode": eagerness}}
     if text:
