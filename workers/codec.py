@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, chain
 from typing import Any, TypeAlias
@@ -97,12 +97,22 @@ class Codec:
             return self._tokenizer.text_of(request.prompt_ids[-1])[-1:]
         return (request.prompt or "")[-1:]
 
-    def num_chars(self, ids: Iterable[int]) -> int:
-        """Characters of the text that the tokens of a prompt make up."""
+    def character_logprob(self, ids: Sequence[int], logprobs: Sequence[float], lowest: float) -> float:
+        """The mean log-probability of the characters that tokens of a prompt make up.
+
+        Args:
+            logprobs: of each token.
+            lowest: of a character: one that is less likely counts as this.
+        """
         index = CharacterIndex()
-        for id_ in ids:
-            index.feed(self._tokenizer.prompt_bytes(id_))
-        return index.num_chars
+        begins = [index.feed(self._tokenizer.prompt_bytes(id_)) for id_ in ids]
+        total = pending = 0.0  # pending: of tokens that are parts of a character
+        for begin, end, logprob in zip(begins, [*begins[1:], index.num_chars], logprobs, strict=True):
+            pending += logprob
+            if end > begin:
+                total += max(pending, lowest * (end - begin))
+                pending = 0.0
+        return total / max(1, index.num_chars)
 
     def token_stream(self, request: GenerateRequest, engine_request: EngineRequest) -> TokenStream:
         """The converter for one streamed sequence, token by token."""

@@ -21,6 +21,8 @@ from workers.engine.result_stream import ResultStream
 
 # Fewer tokens say too little: a name alone is as unlikely as a foreign word.
 MIN_TOKENS = 8
+# Of a character, in nats: one emoji in a sentence, of four unlikely tokens, says nothing about its language.
+MIN_LOGPROB = -6.0
 
 
 class ScorableBranch(Protocol):
@@ -108,5 +110,5 @@ def prompt_score(codec: Codec, engine_request: EngineRequest, output: SequenceOu
     logprobs = [logprob for logprob in output.prompt_logprobs if logprob is not None]
     if not logprobs:
         return None
-    num_chars = codec.num_chars(engine_request.prompt_ids[-len(logprobs) :])
-    return round(sum(logprobs) / max(1, num_chars), 3)
+    ids = engine_request.prompt_ids[-len(logprobs) :]
+    return round(codec.character_logprob(ids, logprobs, MIN_LOGPROB), 3)

@@ -60,6 +60,7 @@ def test_metric_names_do_not_change(gateway: Gateway) -> None:
         "tercet_branch_retries_refused_total",
         "tercet_branch_retries_total",
         "tercet_branches_total",
+        "tercet_build_info",
         "tercet_jobs_total",
         "tercet_kept_characters_total",
         "tercet_prediction_kept_characters_total",

@@ -51,6 +51,16 @@ def test_it_tells_what_the_model_knows_from_what_it_does_not(service: SlotServic
     assert all(other is not None and other < -2.5 for other in others)
 
 
+def test_an_emoji_or_a_foreign_letter_in_a_sentence_does_not_decide(service: SlotService) -> None:
+    for text in (
+        "A line before.\nCafé 😀 — The old man looked at the se",
+        "He met Zoë 🎉🎉 and they went to the house to",
+    ):
+        found = score(service, text)
+        assert found is not None
+        assert found > -2.5
+
+
 @pytest.mark.parametrize(
     "fields", [{"predict": Prediction()}, {"suffix": " and said nothing."}, {"sampling": Sampling(max_new_tokens=40)}]
 )

@@ -8,9 +8,11 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 
 from shared.api_keys import new_key
 from tests.chaos.http_client import Answer, completion_request, exchange, request_bytes
@@ -65,6 +67,14 @@ BURSTS = {
 }
 
 
+def send_burst(port: int, name: str, headers: dict[str, str], amount: int) -> list[Answer]:
+    """All requests of a burst at once, each on a connection of its own; of their bodies, which may have 17 MB, the
+    beginning. Runs in a process of its own."""
+    with ThreadPoolExecutor(amount) as pool:
+        answers = list(pool.map(partial(exchange, port), BURSTS[name].requests(headers, amount)))
+    return [answer._replace(body=answer.body[:500]) for answer in answers]
+
+
 @contextmanager
 def job_store_locked(tercet: Tercet) -> Iterator[None]:
     """Another process holds the write lock of the job file."""
@@ -85,15 +95,15 @@ def keep_others_served(context: Context, findings: Findings) -> None:
     # answers of 17 MB: a minute in which they may read nothing.
     settings = {"key_concurrency": "0", "ack_ms": "1000", "client_timeout_s": "60"}
     tercet = context.shared(keys=str(path), api_key=keys["other"]["x-api-key"], **settings)
-    row = _Row(tercet, keys, findings)
-    row.calm()
-    for name in BURSTS:
-        row.measure(name, [name], share=1 / 3 if context.size == "short" else 1.0)
-    row.measure("job store locked", ["POST /jobs"], job_store_locked(tercet))
-    if context.size != "short":
-        for pair in itertools.combinations(BURSTS, 2):
-            row.measure(" + ".join(pair), [*pair], share=1 / 3)
-    row.report()
+    with closing(_Row(tercet, keys, findings)) as row:
+        row.calm()
+        for name in BURSTS:
+            row.measure(name, [name], share=1 / 3 if context.size == "short" else 1.0)
+        row.measure("job store locked", ["POST /jobs"], job_store_locked(tercet))
+        if context.size != "short":
+            for pair in itertools.combinations(BURSTS, 2):
+                row.measure(" + ".join(pair), [*pair], share=1 / 3)
+        row.report()
 
 
 class _Row:
@@ -106,6 +116,13 @@ class _Row:
         self._failed: Counter[str] = Counter()
         self._ratios: dict[str, float] = {}
         self._num_answers = self._num_burst = 0
+        # Bursts are sent by other processes: megabytes in this one would delay what it measures.
+        self._processes = ProcessPoolExecutor(2, get_context("spawn"))
+        for warm_up in [self._processes.submit(str) for _ in range(2)]:
+            warm_up.result()
+
+    def close(self) -> None:
+        self._processes.shutdown()
 
     def calm(self) -> None:
         self._calm_ms = milliseconds(self._load().run_for(QUIET_S), 0.99)
@@ -133,10 +150,10 @@ class _Row:
                 stack.enter_context(fault)
             load = stack.enter_context(self._load().running())
             over = threading.Event()
-            pool = stack.enter_context(ThreadPoolExecutor(400))
+            pool = stack.enter_context(ThreadPoolExecutor(2))
             others = [] if fault else [pool.submit(self._others, BURSTS[burst], over) for burst in bursts]
-            sending = [future for burst in bursts for future in self._send(pool, BURSTS[burst], share)]
-            answers = [future.result() for future in sending]
+            sending = [self._send(burst, share) for burst in bursts]
+            answers = [answer for future in sending for answer in future.result()]
             over.set()
             load.wait_for(2 * NUM_OTHERS)
             for future in others:
@@ -155,10 +172,9 @@ class _Row:
         before, self._pids = self._pids, _pids(self._tercet)
         self._findings.require(before == self._pids, f"{name}: a worker was replaced")
 
-    def _send(self, pool: ThreadPoolExecutor, burst: Burst, share: float) -> list[Future[Answer]]:
-        """All requests of a burst at once, each on a connection of its own."""
-        requests = burst.requests(self._keys["bursting"], int(share * burst.num_requests))
-        return [pool.submit(exchange, self._tercet.port, request) for request in requests]
+    def _send(self, burst: str, share: float) -> Future[list[Answer]]:
+        amount = int(share * BURSTS[burst].num_requests)
+        return self._processes.submit(send_burst, self._tercet.port, burst, self._keys["bursting"], amount)
 
     def _others(self, burst: Burst, over: threading.Event) -> list[Answer]:
         """The other key's requests at the route of the burst, one after another."""

@@ -18,7 +18,8 @@ def caret(context: str, after: str = "") -> Caret:
 def test_keys_are_answered_with_words_and_a_wish_with_ideas() -> None:
     suggestions = Suggestions()
     typed = suggestions.request(caret("The se"), Trigger.TYPED, LIVE)
-    assert typed == {"context": "The se", "session": suggestions.session, "sequence": 1, "strategy": "predict"}
+    own = {"context": "The se", "session": suggestions.session, "sequence": 1, "familiar_only": True}
+    assert typed == own | {"strategy": "predict"}
     asked = suggestions.request(caret("The se"), Trigger.ASKED, LIVE)
     assert asked == typed | {"strategy": "sample", "sequence": 2}
     assert suggestions.request(caret("The se"), Trigger.LISTED, LIVE) == typed | {"sequence": 3}

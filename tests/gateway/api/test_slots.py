@@ -38,6 +38,9 @@ def test_the_json_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
         "memory_bytes": 5 << 20,
         "pid": 7,
         "age": 4,
+        "version": "",
+        "protocol": 1,
+        "oldest_protocol": 1,
         "counters": {"prompt_tokens": 5},
     }
     assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [
