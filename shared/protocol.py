@@ -178,7 +178,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     request. Null if the branch ended before it was known, or if no beginning of the text fits, and `text` is empty.
 
     `prompt_score` is the mean log-probability of the characters of the last `score_last` tokens of the prompt, without
-    what precedes them, in nats; a character below −6 counts as that. Null if it was not requested, or if there are too
+    what precedes them, in nats; a character below −4 counts as that. Null if it was not requested, or if there are too
     few tokens.
     """
 

@@ -22,7 +22,7 @@ from workers.engine.result_stream import ResultStream
 # Fewer tokens say too little: a name alone is as unlikely as a foreign word.
 MIN_TOKENS = 8
 # Of a character, in nats: one emoji in a sentence, of four unlikely tokens, says nothing about its language.
-MIN_LOGPROB = -6.0
+MIN_LOGPROB = -4.0
 
 
 class ScorableBranch(Protocol):
