@@ -26,7 +26,7 @@
  * @property {Sentence[]} sentences  Best first.
  * @property {number} time  Seconds.
  * @property {boolean} partial  Some branches failed or ran out of time.
- * @property {{branch: number, code: string, detail: string}[]} errors  Why a branch has no sentence.
+ * @property {{branch: number, code: string, detail: string}[]} [errors]  Why a branch has no sentence.
  *
  * @typedef {Record<string, unknown>} RequestFields  Fields of `POST /autocomplete`: `length`, `temperature`, …
  *

@@ -612,7 +612,7 @@ export class Completer {
   #noteResponse({ request, response, before }) {
     this.#problem = null;
     if (!request.familiar_only) return;
-    this.#isUnfamiliar = response?.errors.some(({ code }) => code === "unfamiliar_context") ?? false;
+    this.#isUnfamiliar = response?.errors?.some(({ code }) => code === "unfamiliar_context") ?? false;
     this.#familiarityEnd = before.end;
   }
 
