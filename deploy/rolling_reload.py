@@ -69,7 +69,8 @@ def running_environment(settings: Settings) -> dict[str, str] | None:
     except OSError:
         return None
     names = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-    return {name: value for name, _, value in names if name not in INTERNAL}
+    found = {name: value for name, _, value in names if name not in INTERNAL}
+    return found | {"TERCET_RUN_DIR": str(settings.run_path)}  # a gunicorn that was started alone may have the default
 
 
 def _new_plan(old: Plan, settings: Settings, environ: Mapping[str, str], model: str | None) -> Plan:

@@ -91,7 +91,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `special_as_text`, what spells a special token in `prompt` and `suffix` is text, as a writer typed it;
     otherwise it is that token.
 
-    With `score_last`, the worker reports how well the model knows so many tokens at the end of the prompt
+    With `score_last`, the worker reports how well the model knows this number of tokens at the end of the prompt
     (`prompt_score`); 0 reports nothing.
 
     With `suffix`, the text that follows the gap, the returned text is cut where it runs into that, and no `token` lines

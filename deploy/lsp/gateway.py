@@ -24,11 +24,11 @@ class Superseded(Exception):
 
 
 class Problem(Exception):
-    """Why there is no answer, as the user is told.
+    """Why there is no answer, in words for the user.
 
     Attributes:
         is_temporary: it passes without the user.
-        retry_after_s: how long requests that nobody asked for have to wait.
+        retry_after_s: how long unasked requests have to wait.
     """
 
     def __init__(self, message: str, *, is_temporary: bool = False, retry_after_s: float = RETRY_AFTER_S) -> None:
@@ -87,7 +87,7 @@ class Gateway:
     async def _check_loaded(self) -> None:
         """
         Raises:
-            Problem: no slot has loaded its model. A request would wait for one, and nobody would know why.
+            Problem: no slot has loaded its model. A request would wait for one without a word to the user.
         """
         response = await self._send("GET", "/health/ready")
         with suppress(msgspec.DecodeError):  # if it is not Tercet, the request says so

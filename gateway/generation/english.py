@@ -22,7 +22,7 @@ _SUBJECT_AT_END = re.compile(
     r"\b(and|as|because|but|if|or|than|that|what|when|where|which|while)\s+(it|you)$", re.IGNORECASE
 )
 _MAX_END_CHARS = 24  # longer than each of these
-# A noun phrase is a copy if it is among so many words before the cursor.
+# A noun phrase is a copy if it is among this number of words before the cursor.
 _NUM_COPIED_WORDS = 8
 # End of a prompt in which an open quotation is looked for.
 _MAX_QUOTED_CHARS = 2000

@@ -60,7 +60,7 @@ class GenerationSpec:
         special_as_text: what spells a special token (`<|endoftext|>`) in a prompt or in `suffix` is text, as a writer
             typed it; False: it is that token.
         echoes: report the prompt's tokens and their log-probabilities.
-        num_scored_tokens: branch 0 reports how well the model knows so many tokens at the end of the prompt; 0: none.
+        num_scored_tokens: tokens at the end of the prompt of which branch 0 reports how well the model knows them.
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
         suffix: the beginning of the text after the gap that completions fill; blank if there is no gap.
         deadline: `time.monotonic()` time.

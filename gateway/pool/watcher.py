@@ -211,8 +211,8 @@ def _check_protocol(state: State) -> None:
         older = "worker" if state.protocol < OLDEST_PROTOCOL else "gateway"
         raise BranchError(
             MISCONFIGURED,
-            f"The worker is of Tercet {state.version or 'before 0.2'} (protocol {state.protocol}), this gateway of"
-            f" {tercet_version()} (protocol {PROTOCOL}), and they do not work together: upgrade the {older}.",
+            f"The worker is of Tercet {state.version or '(an earlier version)'} (protocol {state.protocol}), this"
+            f" gateway of {tercet_version()} (protocol {PROTOCOL}); they do not work together: upgrade the {older}.",
         )
 
 

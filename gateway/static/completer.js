@@ -92,7 +92,7 @@ const MAX_SILENCE_MS = 20_000;
 const IDEA_PAUSES = 2.5;
 const MIN_IDEA_DELAY_MS = 1000;
 
-/** Where the model knows the text, predictions ask again whether it does after so many characters. */
+/** Where the model knows the text, predictions ask again whether it does after this number of characters. */
 const FAMILIARITY_CHARS = 24;
 
 /** Suggestions for one text field. Only one request is in flight at a time; a newer one aborts it. */

@@ -48,7 +48,7 @@ class Service:
         Args:
             wake_s: the longest time that a request spends on starting the instance.
             max_wait_s: the longest time that a client may let it wait for a result.
-            is_public: requests are not signed; whoever knows a job's id may read it.
+            is_public: requests are not signed; a client that knows a job's id may read it.
         """
         self._jobs = jobs
         self._instance = instance

@@ -149,7 +149,7 @@ def test_a_writer_thinks_before_sentences_and_after_punctuation(text: str, at: i
     ],
 )
 def test_an_idea_ends_with_its_first_clause(text: str, clause: str) -> None:
-    """As in the editor (tests/browser/test_text.py)."""
+    """As `firstClause` in gateway/static/text.js, of whose expression this is a copy."""
     assert first_clause(text) == clause
 
 

@@ -7,7 +7,6 @@ some pauses are for a person to look at.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,10 @@ from rich.table import Table
 
 from deploy.load.passages import Passage
 from deploy.load.run import progress
-from shared.errors import StartError
 from tests.bench.quality.writers import CHORD_KEYS, MIN_VISIBLE_MS, TAKE_KEYS, key_intervals_ms, pause_before
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import start_server
-from tests.bench.speed.page import CHROMIUM_ARGUMENTS, VIEWPORT, open_page
+from tests.bench.speed.page import VIEWPORT, open_page, running_chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -68,27 +66,18 @@ def run_letters(
     Raises:
         StartError: Chromium or Playwright is missing, or the server does not get warm.
     """
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError as error:
-        raise StartError("Playwright is not installed: run `make setup`.") from error
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        raise StartError("Chromium is not installed (apt-get install chromium).")
     shots.mkdir(parents=True, exist_ok=True)
     document.workload = {"letters": len(letters), "viewport": VIEWPORT}
     with (
+        running_chromium() as browser,
         start_server(console, options.models, options.server_settings) as server,
-        sync_playwright() as playwright,
         progress(console, "Letters", len(letters)) as turn,
     ):
-        browser = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGUMENTS))
         for number, letter in enumerate(letters, 1):
             turn(f"letter {number}")
             page = open_page(browser, server.url, "normal")
             document.rows.append(_write(page, letter, f"letter {number}", shots))
             page.context.close()
-        browser.close()
 
 
 def letters_table(rows: Sequence[LetterRow]) -> Table:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -116,23 +117,15 @@ class PageBench:
         Raises:
             StartError: Chromium or Playwright is missing, or the server does not get warm.
         """
-        try:
-            from playwright.sync_api import sync_playwright
-        except ImportError as error:
-            raise StartError("Playwright is not installed: run `make setup`.") from error
-        executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        if executable is None:
-            raise StartError("Chromium is not installed (apt-get install chromium).")
         rng = random.Random(self._options.seed)
         [passage, *_] = choose_passages(self._texts, 1, 1, rng)
         text = " ".join(passage.text[passage.start : passage.start + self._num_keys].split())
         document.workload = {"keys": len(text), "file": passage.file, "rounds": self._options.num_rounds}
         with (
+            running_chromium() as browser,
             start_server(self._console, self._options.models, self._options.server_settings) as server,
-            sync_playwright() as playwright,
             progress(self._console, "Page", 2 + self._options.num_rounds) as turn,
         ):
-            browser = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGUMENTS))
             for eagerness in ("eager", "normal"):
                 turn(f"writing, {eagerness}")
                 document.rows.append(_write(browser, server.url, eagerness, text))
@@ -147,6 +140,26 @@ class PageBench:
                 LongDocumentRow(name, num_chars, len(ms), _percentiles(ms))
                 for (num_chars, name), ms in times_ms.items()
             ]
+
+
+@contextmanager
+def running_chromium() -> Iterator[Browser]:
+    """
+    Raises:
+        StartError: Chromium or Playwright is missing.
+    """
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise StartError("Playwright is not installed: run `make setup`.") from error
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        raise StartError("Chromium is not installed (apt-get install chromium).")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGUMENTS))
+        try:
+            yield browser
+        finally:
             browser.close()
 
 
