@@ -350,7 +350,7 @@ def test_settings_are_sent_with_requests_and_survive_a_reload(editor: Editor) ->
         "stream": True,
     }
     assert {name: body[name] for name in expected} == expected
-    assert body.keys() - expected.keys() == {"seed", "session", "sequence"}
+    assert body.keys() - expected.keys() == {"seed", "session", "sequence", "familiar_only"}
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Reset").click()
     expect(page.get_by_label("Style")).to_have_value("0.8")
