@@ -115,7 +115,7 @@ gpu-wheels:
 C_SOURCES = $(wildcard workers/engine/cpu/kernel_source/*.[ch] workers/engine/cpu/kernel_source/sets/*.h)
 
 # In a directory that `make clean` keeps, because training takes hours. The same command resumes an interrupted run.
-embedded: $(SERVE)
+embedded: $(DEV)
 	@test -n '$(CORPUS)' || { echo 'CORPUS is not set: make embedded CORPUS=path/to/train.txt.xz' >&2; exit 1; }
 	@exec $(VENV)/bin/python -m workers.training.train --corpus '$(CORPUS)' --run .train/embedded $(ARGS)
 

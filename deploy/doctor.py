@@ -38,7 +38,7 @@ MIN_MEMORY_BYTES = 2 * GIB
 MIN_DISK_BYTES = 2 * GIB
 # Limit of open files; the gateway derives from it how many connections may be open (gateway/server/http_server.py).
 MIN_DESCRIPTORS = 4096
-PACKAGES = ("torch", "tokenizers", "transformers", "gunicorn", "falcon")
+PACKAGES = ("torch", "tokenizers", "gunicorn", "falcon")
 # What a better instruction set would bring, by the one in use; no text depends on it.
 _BETTER = {
     "avx_vnni": "With AVX-512 VNNI a prompt takes two thirds of the time; the other tokens take as long.",

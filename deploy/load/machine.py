@@ -16,7 +16,7 @@ import msgspec
 from deploy.gpus import list_gpus
 from shared import cpu_features
 
-PACKAGES = ("tercet", "torch", "transformers", "tokenizers", "gunicorn", "falcon", "httpx")
+PACKAGES = ("tercet", "torch", "tokenizers", "gunicorn", "falcon", "httpx")
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ hub or the slot plan.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -128,10 +129,14 @@ def check_files(source: str, files: Collection[str], config: ModelConfig | None 
             f"[each.from_pretrained({source!r}).save_pretrained({converted!r}) "
             "for each in (Model, Tokenizer)]"
         )
+        # Serving does not need transformers, so it may be on another machine only.
+        is_here = importlib.util.find_spec("transformers") is not None
+        python = sys.executable if is_here else "python3"
+        where = "" if is_here else "where transformers is installed (pip install transformers torch), "
         raise Incomplete(
             f"{source} has its weights only as a pickle ({pickles[0]}), which can run code when it "
-            "is read, so Tercet reads safetensors only: if you trust it, convert it with "
-            f"{shlex.join([sys.executable, '-c', code])} and serve the directory ./{converted}."
+            f"is read, so Tercet reads safetensors only: if you trust it, {where}convert it with "
+            f"{shlex.join([python, '-c', code])} and serve the directory ./{converted}."
         )
     ggufs = sorted(file for file in files if file.lower().endswith(".gguf"))
     if ggufs and not has_weights:

@@ -43,7 +43,7 @@ def _driver() -> dict[str, Any]:
 
 def _versions() -> dict[str, Any]:
     return {
-        **machine.versions(("triton", "cuda-bindings", "numpy")),
+        **machine.versions(("transformers", "triton", "cuda-bindings", "numpy")),
         "cuda_of_torch": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
         "tools": {name: shutil.which(name) for name in TOOLS},

@@ -215,6 +215,16 @@ def test_a_checkpoint_of_2019_gets_a_command_that_works(has_slow_tokenizer: bool
     assert ids == Tokenizer.from_directory(EMBEDDED, 8192).encode(text)
 
 
+def test_without_transformers_a_pickle_is_converted_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the container image: the command names no Python of this installation, which could not run it."""
+    directory = write(tmp_path)
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    words = r"where transformers is installed \(pip install .*\), convert it with python3 -c"
+    with pytest.raises(CheckpointError, match=words):
+        resolve("legal", str(directory))
+
+
 def test_a_config_of_2019_is_a_gpt2s(tmp_path: Path) -> None:
     directory = write(tmp_path, {key: value for key, value in CONFIG.items() if key != "model_type"})
     assert resolve("legal", str(directory)).n_ctx == 32
