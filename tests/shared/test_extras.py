@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from shared import extras
 from shared.errors import StartError
-from shared.extras import ROOT, install_command, pip_install
+from shared.extras import ROOT, install_command, pip_install, repair_command
 from shared.tracing import require_opentelemetry
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -35,6 +36,22 @@ def test_the_command_names_this_python_and_the_packages_of_an_extra(extra: str) 
 def test_an_environment_without_pip_gets_a_command_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert shlex.split(pip_install("a>1"))[:5] == ["uv", "pip", "install", "--python", sys.executable]
+
+
+def test_the_image_is_built_again_with_pinned_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has neither pip nor a file system that can be written to."""
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(extras, "ROOT", tmp_path)
+    *command, argument, context = shlex.split(install_command("otel"))
+    assert (command, context) == (
+        ["docker", "build", "-f", "deploy/Dockerfile", "-t", "tercet", "--build-arg"],
+        ".",
+    )
+    packages = argument.removeprefix("EXTRA=-c requirements/dev.txt ").split()
+    assert packages == ["opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"]
+    pins = (ROOT / "requirements/dev.txt").read_text()
+    assert all(f"\n{name}==" in pins for name in packages)
+    assert repair_command() == "build the image again"
 
 
 def test_traces_without_opentelemetry_are_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
