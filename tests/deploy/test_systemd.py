@@ -7,6 +7,7 @@ What only a running systemd could show is not shown: the effect of the other `Pr
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import socket
 import stat
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.needs import need
-from tests.e2e.harness import ROOT, Tercet, until
+from tests.e2e.harness import ROOT, Tercet, free_port, until
 
 UNITS = ROOT / "deploy" / "systemd"
 DROP_INS = (
@@ -106,40 +107,121 @@ def base() -> Iterator[Path]:
         yield Path(name)
 
 
+class Unit(Tercet):
+    """Tercet as the unit with these drop-ins starts it: its command, environment, user, file system and system calls.
+
+    /run/tercet and /var/lib/tercet are directories of `base`.
+    """
+
+    def __init__(self, base: Path, *drop_ins: str, **settings: str) -> None:
+        """
+        Args:
+            drop_ins: names of files in tercet.service.d.
+            settings: lines of /etc/tercet/environment, without `TERCET_`.
+        """
+        super().__init__(base)
+        self.base = base
+        for name in ("run", "state", "python"):
+            (base / name).mkdir()
+            shutil.chown(base / name, USER, USER)
+        texts = [(UNITS / "tercet.service").read_text()]
+        texts += [(UNITS / "tercet.service.d" / name).read_text() for name in drop_ins]
+        lines = [line.partition("=") for text in texts for line in text.splitlines() if not line.startswith("#")]
+        values = [(name, value) for name, _, value in lines]
+        moved = {"/run/tercet": f"{base}/run", "/var/lib/tercet": f"{base}/state"}
+        environ = dict(word.split("=", 1) for name, value in values if name == "Environment" for word in value.split())
+        for old, new in moved.items():
+            environ = {name: value.replace(old, new) for name, value in environ.items()}
+        environ |= {"TERCET_BIND": f"127.0.0.1:{self.port}"}  # as in the socket unit
+        environ |= {f"TERCET_{name.upper()}": value for name, value in settings.items()}
+        for name, value in values:
+            if name == "UnsetEnvironment":
+                environ = {variable: text for variable, text in environ.items() if variable not in value.split()}
+        self.environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", **environ}
+        self.run_dir = base / "run/instance"
+        [*_, exec_start] = [value for name, value in values if name == "ExecStart" and value]
+        program, *self.arguments = exec_start.split()
+        assert program == "/opt/tercet/.venv/bin/tercet"
+        [*_, required] = [value for name, value in values if name == "Requires"]
+        self.has_socket = required == "tercet.socket"
+
+    def start_unit(self, listener: socket.socket | None = None) -> None:
+        """Start it; `listener` is the passed socket of a unit that has one."""
+        assert (listener is not None) == self.has_socket
+        python, writable = self.base / "python", (self.base / "run", self.base / "state")
+        mounts = [
+            open_python(python),
+            f"mount --bind {ROOT} {ROOT} && mount -o remount,bind,ro {ROOT}",
+            *(f"mount --bind {path} {path}" for path in writable),
+            "mount -o remount,bind,ro /",
+        ]
+        try_to_write = f"! touch {ROOT}/deploy/written 2>/dev/null"
+        drop = f"setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --bounding-set=-all"
+        descriptor = "none" if listener is None else str(listener.fileno())
+        run = [sys.executable, f"{ROOT}/tests/deploy/sandbox.py", descriptor, ",".join(allowed_system_calls())]
+        command = shlex.join([*drop.split(), *run, sys.executable, "-m", "deploy", *self.arguments])
+        program = " && ".join([*mounts, try_to_write, f"umask 0077 && exec {command}"])
+        descriptors = [] if listener is None else [listener.fileno()]
+        self.start("unshare", "--mount", "sh", "-c", program, pass_fds=descriptors)
+
+    def assert_is_restricted(self) -> None:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        assert re.search(rf"^Uid:\t{USER}\t{USER}\t", status, re.MULTILINE)
+        assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
+        assert re.search(r"^Seccomp:\t2$", status, re.MULTILINE)
+
+    def stop_unit(self) -> None:
+        assert self.stop() == 0, self.log()
+        assert not self.run_dir.exists()
+
+
 def test_it_serves_without_root_on_a_read_only_file_system_within_the_system_call_filter(base: Path) -> None:
     """The unit's user, file system, privileges, system calls and passed socket."""
     need("systemd:systemd-analyze", "mount", "util-linux:setpriv", root=True)
-    writable = base / "writable"
-    for name in ("run", "home"):
-        (writable / name).mkdir(parents=True)
-    for path in (writable, *writable.iterdir()):
-        shutil.chown(path, USER, USER)
-    (base / "python").mkdir()
-    tercet = Tercet(writable, run_dir=str(writable / "run/instance"))
-    tercet.environ["HOME"] = str(writable / "home")
-    tercet.log_path = base / "log"
+    tercet = Unit(base, models="embedded")
     with socket.create_server(("127.0.0.1", tercet.port)) as listener:
-        mounts = (
-            f"{open_python(base / 'python')} && mount --bind {ROOT} {ROOT} && mount -o remount,bind,ro {ROOT}"
-            f" && mount --bind {writable} {writable} && mount -o remount,bind,ro /"
-        )
-        try_to_write = f"! touch {ROOT}/deploy/written 2>/dev/null"
-        drop = f"setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --bounding-set=-all"
-        number = listener.fileno()
-        run = f"{sys.executable} {ROOT}/tests/deploy/sandbox.py {number} {','.join(allowed_system_calls())}"
-        program = f"{mounts} && {try_to_write} && exec {drop} {run} {sys.executable} -m deploy serve"
-        tercet.start("unshare", "--mount", "sh", "-c", program, pass_fds=[number])
+        tercet.start_unit(listener)
         try:
             tercet.wait_until_warm()
             assert len(tercet.ask()["sentences"]) == 3
             until(lambda: tercet.num_starts, 10, "announced")
-            status = Path(f"/proc/{tercet.process.pid}/status").read_text()
-            assert re.search(rf"^Uid:\t{USER}\t{USER}\t", status, re.MULTILINE)
-            assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
-            assert re.search(r"^Seccomp:\t2$", status, re.MULTILINE)
+            tercet.assert_is_restricted()
         finally:
-            assert tercet.stop() == 0, tercet.log()
-    assert not (writable / "run/instance").exists()
+            tercet.stop_unit()
     # The kernels are those of the set-up.
     assert "ompiled kernels cannot be" not in tercet.log()
-    assert not list((writable / "home").glob(".cache/tercet/kernels-*"))
+    assert not list((base / "state").glob(".cache/tercet/kernels-*"))
+
+
+def test_a_gateway_reaches_workers_where_each_has_its_drop_in(base: Path) -> None:
+    """As on two machines, with `network.conf`, whose effect only a running systemd has: here both use loopback."""
+    need("systemd:systemd-analyze", "mount", "util-linux:setpriv", root=True)
+    port = free_port()
+    (base / "key").write_text("0123456789abcdef" * 4)
+    (base / "key").chmod(0o600)
+    shutil.chown(base / "key", USER, USER)
+    key = str(base / "key")
+    workers = Unit(
+        base / "workers",
+        "network.conf",
+        "workers.conf",
+        models="embedded",
+        pool_bind=f"127.0.0.1:{port}",
+        pool_key=key,
+    )
+    gateway = Unit(
+        base / "gateway", "network.conf", "gateway.conf", pool=f"embedded=http://127.0.0.1:{port}", pool_key=key
+    )
+    assert (workers.has_socket, gateway.has_socket) == (False, False)
+    workers.start_unit()
+    try:
+        gateway.start_unit()
+        try:
+            gateway.wait_until_warm()
+            assert len(gateway.ask()["sentences"]) == 3
+            workers.assert_is_restricted()
+            gateway.assert_is_restricted()
+        finally:
+            gateway.stop_unit()
+    finally:
+        workers.stop_unit()
