@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import threading
@@ -14,18 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
-
-import safetensors.torch
 
 from tests.chaos.http_client import LOOPBACK, Answer, Connection, completion_request, exchange, request_bytes
 from tests.chaos.measure import Context, Findings
-from tests.chaos.rows.soak import CACHE_MB, MAX_BATCH
+from tests.chaos.rows.soak import CACHE_MB, MAX_BATCH, models
 from tests.chaos.rows.workers import pids, wait_until_replaced
-from tests.e2e.harness import ROOT, Tercet, Usage, running, until, usages
+from tests.e2e.harness import Tercet, Usage, running, until, usages
 
-EMBEDDED = ROOT / "workers/checkpoints/embedded"
 NUM_CLIENTS = 6
 NUM_CYCLES = 5
 HANG_UP_PAUSE_S = 0.05
@@ -187,10 +182,8 @@ def flat_usage_over_cycles(context: Context, findings: Findings) -> None:
     number of requests since its start."""
     num_requests = context.amount(2000, 20_000)
     num_each = num_requests // (2 * NUM_CYCLES)
-    # Fewer layers, and int8, serve more requests in the time. What a leak would keep does not depend on them.
-    models = f"shallow={_make_shallow(context.directory() / 'shallow')}*2" if context.size == "soak" else "embedded*2"
-    limits = {"cache_mb": str(CACHE_MB), "max_batch": str(MAX_BATCH), "dtype": "int8"}
-    with running(context.directory(), models=models, **limits) as tercet:
+    limits = {"cache_mb": str(CACHE_MB), "max_batch": str(MAX_BATCH), "dtype": "int8"}  # int8 serves more in the time
+    with running(context.directory(), models=models(context), **limits) as tercet:
         clients = _Clients(tercet.port, context.seed)
         measured: list[dict[str, Usage]] = []
         with clients.running():
@@ -226,18 +219,6 @@ def flat_usage_over_cycles(context: Context, findings: Findings) -> None:
         most, least = _extreme(max, first, name), _extreme(min, last, name)
         findings.at_most(f"{name}: descriptors grown", least.num_descriptors - most.num_descriptors, 0)
         findings.at_most(f"{name}: threads grown", least.num_threads - most.num_threads, 0)
-
-
-def _make_shallow(directory: Path) -> Path:
-    """A copy of the embedded checkpoint, with its first layer alone."""
-    shutil.copytree(EMBEDDED, directory)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
-    weights = directory / "model.safetensors"
-    tensors = safetensors.torch.load_file(weights)
-    kept = {name: tensor for name, tensor in tensors.items() if ".h." not in name or ".h.0." in name}
-    safetensors.torch.save_file(kept, weights, metadata={"format": "pt"})
-    return directory
 
 
 def _extreme(choose: Callable[[Iterable[int]], int], cycles: list[dict[str, Usage]], name: str) -> Usage:
