@@ -28,7 +28,7 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm vendor release embedded lint format setup setup-serve lock audit sbom clean
+.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm site vendor release embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +49,7 @@ help-all: help
 	@echo 'make gpu               measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without one)'
 	@echo 'make gpu-wheels        gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
 	@echo 'make npm               pack the JavaScript client as an npm package'
+	@echo 'make site              build the documentation as a site with a search, into build/site'
 	@echo 'make vendor            bundle CodeMirror for the editor page, from deploy/vendor'
 	@echo 'make release           check that the version is the same everywhere, and build what is published, into dist/'
 	@echo 'make embedded          train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
@@ -105,6 +106,9 @@ npm: $(DEV)
 
 vendor: $(DEV)
 	@$(VENV)/bin/python -m deploy.vendor.build build/vendor
+
+site: $(DEV)
+	@$(VENV)/bin/python -m deploy.site.build build/site
 
 release: $(DEV) $(TOOLS)
 	@$(VENV)/bin/python -m deploy.release

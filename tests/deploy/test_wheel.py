@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from shared.version import tercet_version
-from tests.e2e.harness import free_port, until
+from tests.deploy.installed import check_serving, environ_of
 
 ROOT = Path(__file__).parents[2]
-START_S = 120
 # Names that any other package may own.
 FOREIGN = ("deploy", "gateway", "shared", "workers")
 
@@ -62,56 +57,8 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return environment
 
 
-@contextmanager
-def serving(environment: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that is started in a folder with a module `shared` of its own, as a user's project may have."""
-    folder.mkdir()
-    (folder / "shared").mkdir()
-    (folder / "shared" / "__init__.py").write_text("raise ImportError('shared of the working directory')")
-    address = f"127.0.0.1:{free_port()}"
-    environ = environ_of(folder) | {"TERCET_BIND": address}
-    with (folder / "log").open("w") as log:
-        command = [str(environment / "bin/tercet"), "serve"]
-        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log, text=True)
-        try:
-            yield process, f"http://{address}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def environ_of(folder: Path) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("TERCET_", "PYTHON"))}
-    own |= {"PYTHONPATH": ".", "TERCET_MODELS": "embedded", "TERCET_DEVICES": "cpu", "TERCET_CPU_THREADS": "1"}
-    return own | {"TERCET_RUN_DIR": str(folder / "run"), "TERCET_CACHE_DIR": str(folder / "cache")}
-
-
 def test_it_serves_reloads_and_stops(installed: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    with (
-        serving(installed, folder) as (process, url),
-        httpx.Client(base_url=url, trust_env=False, timeout=30) as client,
-    ):
-
-        def is_ready() -> bool:
-            assert process.poll() is None, (folder / "log").read_text()
-            try:
-                return client.get("/health/ready").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        until(is_ready, START_S, "the server of the wheel is ready")
-        assert client.get("/health/ready").json()["version"] == tercet_version()
-        context = "The old man looked at the sea and"
-        assert len(client.post("/autocomplete", json={"context": context}).json()["sentences"]) == 3
-        assert "<title>" in client.get("/", headers={"Accept": "text/html"}).text
-        environ = environ_of(folder) | {"TERCET_BIND": url.removeprefix("http://")}
-        for arguments in (["reload"], ["doctor"], ["plan"], ["complete", context]):
-            command = [str(installed / "bin/tercet"), *arguments]
-            done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-        assert len(client.post("/autocomplete", json={"context": context}).json()["sentences"]) == 3
-    assert process.returncode == 0, (folder / "log").read_text()
+    check_serving([str(installed / "bin/tercet")], tmp_path / "project")
 
 
 def test_only_tercet_can_be_imported(built: dict[str, Path]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.chaos.http_client import LOOPBACK, Answer, Connection, completion_request, exchange, request_bytes
 from tests.chaos.measure import Context, Findings
-from tests.chaos.rows.soak import CACHE_MB, MAX_BATCH
+from tests.chaos.rows.soak import CACHE_MB, MAX_BATCH, models
 from tests.chaos.rows.workers import pids, wait_until_replaced
 from tests.e2e.harness import Tercet, Usage, running, until, usages
 
@@ -182,9 +182,8 @@ def flat_usage_over_cycles(context: Context, findings: Findings) -> None:
     number of requests since its start."""
     num_requests = context.amount(2000, 20_000)
     num_each = num_requests // (2 * NUM_CYCLES)
-    # int8 serves more requests in the time.
-    limits = {"cache_mb": str(CACHE_MB), "max_batch": str(MAX_BATCH), "dtype": "int8"}
-    with running(context.directory(), models="embedded*2", **limits) as tercet:
+    limits = {"cache_mb": str(CACHE_MB), "max_batch": str(MAX_BATCH), "dtype": "int8"}  # int8 serves more in the time
+    with running(context.directory(), models=models(context), **limits) as tercet:
         clients = _Clients(tercet.port, context.seed)
         measured: list[dict[str, Usage]] = []
         with clients.running():

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
+
+import safetensors.torch
 
 from gateway.api.feedback_answers import MAX_ANSWERS
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import usages
+from tests.e2e.harness import ROOT, usages
 
+EMBEDDED = ROOT / "workers/checkpoints/embedded"
 NUM_CLIENTS, NUM_WARM_UP_CLIENTS = 6, 12
 MAX_GROWTH_MB = 5.0
 # Of a worker's KV cache. By default it is 30 % of the memory, taken as it is used: it would grow all the time.
 CACHE_MB, MAX_BATCH = 112, 12
 # Different words in the prompts: fewer than the 10,000 that `tokenizers` remembers.
 NUM_WORDS = 5000
+
+
+def models(context: Context) -> str:
+    """Two slots. The soak's have one layer, to serve more in the time: what a leak keeps does not depend on it."""
+    return f"shallow={_make_shallow(context.directory() / 'shallow')}*2" if context.size == "soak" else "embedded*2"
+
+
+def _make_shallow(directory: Path) -> Path:
+    """A copy of the embedded checkpoint, with its first layer alone."""
+    shutil.copytree(EMBEDDED, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
+    weights = directory / "model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    kept = {name: tensor for name, tensor in tensors.items() if ".h." not in name or ".h.0." in name}
+    safetensors.torch.save_file(kept, weights, metadata={"format": "pt"})
+    return directory
 
 
 def short_answers(rng: random.Random) -> bytes:
@@ -33,14 +56,14 @@ def hold_no_more_after_many_requests(context: Context, findings: Findings) -> No
     more clients than come later."""
     num_requests = context.amount(1000, 20_000)
     num_warm_up = MAX_ANSWERS
-    tercet = context.shared(cache_mb=str(CACHE_MB), max_batch=str(MAX_BATCH))
+    tercet = context.shared(models=models(context), cache_mb=str(CACHE_MB), max_batch=str(MAX_BATCH))
     load = Load(tercet.port, NUM_WARM_UP_CLIENTS, seed=context.seed, make_request=short_answers)
     with load.running():
         load.wait_for(num_warm_up, 1200.0)
     before = usages(tercet)
     measured = Load(tercet.port, NUM_CLIENTS, seed=context.seed + 1, make_request=short_answers)
     with measured.running():
-        measured.wait_for(num_requests, 1200.0)
+        measured.wait_for(num_requests, 7200.0)
     after = usages(tercet)
     findings.figures |= {"requests": len(measured.answers), "after a warm-up of": len(load.answers)}
     findings.none_of("failed requests", dict(count_failures(load.answers + measured.answers)))

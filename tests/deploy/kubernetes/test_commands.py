@@ -15,16 +15,17 @@ import yaml
 from shared.api_keys import read_keys
 from shared.pool_keys import read_pool_keys
 from tests.deploy.kubernetes.rendered import FOLDER, KUBECTL, SERVING, containers, of_kind, workloads
+from tests.documentation.blocks import blocks
 from tests.e2e.harness import ROOT
 
 Json = dict[str, Any]
-PAGE = (ROOT / "docs/KUBERNETES.md").read_text()
+PAGE = ROOT / "docs/KUBERNETES.md"
 
 
 def commands(*programs: str) -> list[str]:
     """The page's commands of these programs, each in one line."""
-    text = PAGE.replace("\\\n", " ")
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    text = "".join(block.text for block in blocks(PAGE)).replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines()]
     return [re.sub(r"\s+", " ", line) for line in lines if line.startswith(programs)]
 
 
@@ -67,7 +68,7 @@ def test_the_page_makes_the_secrets_that_the_pods_need(overlay: str) -> None:
 
 
 def test_the_page_applies_every_overlay() -> None:
-    applied = set(re.findall(r"kubectl apply -k deploy/kubernetes/(overlays/[a-z/]+)", PAGE))
+    applied = set(re.findall(r"kubectl apply -k deploy/kubernetes/(overlays/[a-z/]+)", PAGE.read_text()))
     assert applied == {str(path.parent.relative_to(FOLDER)) for path in FOLDER.glob("overlays/**/kustomization.yaml")}
 
 

@@ -1,0 +1,59 @@
+"""The documentation as a site: it builds without a warning, links as the repository does, and is searched offline."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from deploy.site.build import render, stage
+from tests.browser.driver import TIMEOUT_MS, StaticSite
+
+
+@pytest.fixture(scope="module")
+def documentation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSite]:
+    base = tmp_path_factory.mktemp("documentation")
+    stage(base / "source")
+    render(base / "source", base / "site")
+    with StaticSite(base / "site") as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context() as context:
+        context.set_default_timeout(TIMEOUT_MS)
+        yield context.new_page()
+
+
+def test_the_search_finds_a_section_and_asks_no_other_server(documentation: StaticSite, page: Page) -> None:
+    foreign: list[str] = []
+    own = (documentation.origin, "data:", "blob:")
+    page.on("request", lambda request: None if request.url.startswith(own) else foreign.append(request.url))
+    page.goto(f"{documentation.origin}/index.html")
+    page.get_by_placeholder("Search").fill("TercetRedisFails")
+    hit = page.locator(".md-search-result__link").first
+    expect(hit).to_be_visible(timeout=TIMEOUT_MS)
+    hit.click()
+    expect(page.locator("article")).to_contain_text("TercetRedisFails")
+    assert foreign == []
+
+
+def test_files_beside_the_pages_are_linked(documentation: StaticSite, page: Page) -> None:
+    page.goto(f"{documentation.origin}/docs/OPERATIONS.html")
+    target = page.locator('a[href$="deploy/nginx.conf"]').first.get_attribute("href")
+    assert page.request.get(f"{documentation.origin}/docs/{target}").status == 200
+
+
+@pytest.mark.parametrize("target", ["NOPE.md", "OPERATIONS.md#no-such-section"])
+def test_a_broken_link_fails_the_build(target: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    stage(source)
+    with (source / "docs/API.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n[broken]({target})\n")
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        render(source, tmp_path / "site")
+    assert f"'docs/API.md' contains a link '{target}'" in failure.value.stderr

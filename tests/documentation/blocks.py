@@ -1,0 +1,64 @@
+"""The shell blocks of README.md and docs/, and what a comment before a block says about its test.
+
+A block without a comment is run by `test_commands.py`, as a reader would run it. A comment before it, or before the
+first heading for all blocks of the page, has one of two forms:
+
+    <!-- tested by tests/deploy/test_systemd.py -->
+    <!-- not run: it needs an AWS account -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from tests.e2e.harness import ROOT
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+SHELL = {"sh", "bash"}
+_COMMENT = re.compile(r"\s*<!-- (tested by|not run:) (.+?) -->\s*")
+_PARSER = MarkdownIt("commonmark").enable("table")
+
+
+@dataclass(frozen=True)
+class Block:
+    """
+    Attributes:
+        language: "" if the block is indented, or its fence has none.
+        test: the file of the test that the comment names, or "".
+        reason: why it is not run, or "".
+    """
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    test: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The page's code blocks."""
+    of_page = of_block = ("", "")
+    for token in _PARSER.parse(page.read_text(encoding="utf-8")):
+        if token.type == "html_block" and (found := _COMMENT.fullmatch(token.content)):
+            of_block = (found[2], "") if found[1] == "tested by" else ("", found[2])
+        elif token.type in {"fence", "code_block"}:
+            assert token.map is not None
+            test, reason = of_block if any(of_block) else of_page
+            language = token.info.partition(" ")[0]
+            yield Block(page, token.map[0] + 1, language, token.content, test, reason)
+            of_block = "", ""
+        elif token.type == "heading_open" and token.tag == "h1":
+            of_page, of_block = of_block, ("", "")
+
+
+def shell_blocks() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.language in SHELL]
