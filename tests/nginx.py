@@ -13,7 +13,11 @@ from tests.e2e.harness import ROOT, free_port, until
 
 @contextmanager
 def nginx(
-    base: Path, upstream_port: int | Sequence[int], changes: Mapping[str, str] | None = None, port: int | None = None
+    base: Path,
+    upstream_port: int | Sequence[int],
+    changes: Mapping[str, str] | None = None,
+    port: int | None = None,
+    text: str | None = None,
 ) -> Iterator[int]:
     """Yields its port.
 
@@ -22,16 +26,18 @@ def nginx(
         upstream_port: port of the gateway, or ports of several gateways.
         changes: texts of the configuration to replace; each must be there.
         port: None: a free one.
+        text: a configuration made of that file, in which only `changes` are replaced.
     """
     port = free_port() if port is None else port
     ports = [upstream_port] if isinstance(upstream_port, int) else upstream_port
     line = "server 127.0.0.1:8000 max_fails=1 fail_timeout=5s;"
-    text = (ROOT / "deploy" / "nginx.conf").read_text()
-    for old, new in {
+    addresses = {
         line: "\n".join(line.replace("8000", str(each)) for each in ports),
         "127.0.0.1:8080": f"127.0.0.1:{port}",
-        **(changes or {}),
-    }.items():
+    }
+    replaced = {**({} if text else addresses), **(changes or {})}
+    text = text or (ROOT / "deploy" / "nginx.conf").read_text()
+    for old, new in replaced.items():
         assert old in text
         text = text.replace(old, new)
     config = base / "nginx.conf"

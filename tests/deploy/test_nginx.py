@@ -1,24 +1,29 @@
 """`deploy/nginx.conf` in a real nginx: what it passes on, whom it refuses, and how.
 
-The upstream is a server that answers with what it got: nginx's part does not depend on the gateway.
+The upstream is a server that answers with what it got: nginx's part does not depend on the gateway. A test of
+compose.yaml's service has a real gateway.
 """
 
 from __future__ import annotations
 
 import json
 import queue
+import re
 import shutil
 import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
-from tests.e2e.harness import free_port
+from tests.e2e.harness import ROOT, free_port
+from tests.e2e.shared_servers import SharedServer
 from tests.gateway.pool.helpers import Server, port_of, serving_requests
 from tests.nginx import nginx
 from tests.tls import Certificate
@@ -164,6 +169,43 @@ def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
             context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
         ):
             assert encrypted.selected_alpn_protocol() == "h2"
+
+
+def test_compose_serves_https_with_this_configuration(server_with: Callable[..., SharedServer], tmp_path: Path) -> None:
+    """The configuration that the service's command makes, and a completion through it."""
+    tercet = server_with(hosts="tercet.lan")
+    shell, option, script = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["nginx"]["command"]
+    make, serve = script.replace("/etc/nginx/tercet.conf", str(ROOT / "deploy/nginx.conf")).splitlines()
+    assert serve == "exec nginx -c /tmp/nginx.conf -g 'daemon off;'"
+    subprocess.run([shell, option, make.replace("/tmp/nginx.conf", f"{tmp_path}/made.conf")], check=True)
+    certificate = Certificate(tmp_path)
+    port = free_port()
+    changes = {
+        "server tercet:8000": f"server 127.0.0.1:{tercet.port}",
+        " 443 ssl": f" 127.0.0.1:{port} ssl",
+        "/etc/tercet/fullchain.pem": str(certificate.cert),
+        "/etc/tercet/privkey.pem": str(certificate.key),
+    }
+    text = (tmp_path / "made.conf").read_text()
+    # Nothing but loopback of its own container may read the figures, and it listens at no other address.
+    assert re.findall(r"^ +(listen|allow|deny) (.*);", text, re.MULTILINE) == [
+        ("listen", "443 ssl http2"),
+        ("allow", "127.0.0.1"),
+        ("allow", "::1"),
+        ("deny", "all"),
+    ]
+    with (
+        nginx(tmp_path, tercet.port, changes, port, text),
+        httpx.Client(verify=certificate.client(), trust_env=False, timeout=60) as http,
+    ):
+        checked = subprocess.run(
+            ["nginx", "-t", "-c", f"{tmp_path}/nginx.conf"], capture_output=True, text=True, check=False
+        )
+        assert "syntax is ok" in checked.stderr, checked.stderr
+        answer = http.post(
+            f"https://127.0.0.1:{port}/autocomplete", json={"context": "The sea"}, headers={"Host": "tercet.lan"}
+        )
+        assert len(answer.json()["sentences"]) == 3, answer.text
 
 
 # Several gateways ----------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.workers.checkpoints.hub_server import Hub
+from tests.workers.checkpoints.hub_server import Hub, serving
 from tests.workers.checkpoints.small_checkpoints import write
 from workers.checkpoints.resolve import resolve
 
@@ -24,7 +23,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     # A busy machine may take longer than a person should wait for a hub; one test sets its own time.
     monkeypatch.setattr(resolve, "__kwdefaults__", {**(resolve.__kwdefaults__ or {}), "hub_timeout_s": 60.0})
-    with Hub() as server:
+    with serving(Hub()) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         server.repositories["org/tiny"] = {
             **{path.name: path.read_bytes() for path in write(tmp_path / "tiny").iterdir()},
@@ -33,8 +32,4 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             "custom.py": b"import os",
             "onnx/model.safetensors": b"not wanted",
         }
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()

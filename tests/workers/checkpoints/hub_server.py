@@ -8,6 +8,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,6 +35,18 @@ class Hub(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+
+@contextlib.contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    with hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
 
 
 class _HubHandler(BaseHTTPRequestHandler):
