@@ -435,8 +435,8 @@ def test_the_roles_allow_exactly_what_is_called(function: Function, queue: JobQu
     queue.finish(leased, "succeeded", result=b"{}")
     queue.cancel_or_delete(leased.id, leased.owner)
     queue.purge()
-    # The archive is fetched by the first boot.
-    assert role_actions(template, "InstanceRole") == used() | {"s3:GetObject"}
+    # The first boot fetches the archives, and a token if there is one.
+    assert role_actions(template, "InstanceRole") == used() | {"s3:GetObject", "ssm:GetParameter"}
 
 
 def test_only_the_tagged_instance_may_be_started() -> None:
