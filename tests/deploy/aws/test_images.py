@@ -145,3 +145,6 @@ def test_the_image_that_sagemaker_starts_serves_as_its_container() -> None:
     assert (settings.server.bind, settings.access.keys) == (Address("0.0.0.0", 8080), None)
     assert settings.job_store == "none"
     assert not Settings.load(server.environ).server.sagemaker
+    # docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html: "nvidia-docker compatible".
+    assert sagemaker.environ["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert sagemaker.environ["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
