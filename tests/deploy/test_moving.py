@@ -70,27 +70,19 @@ def environ_of(base: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_a_page_is_short_names_its_tests_and_its_links_lead_somewhere(path: Path) -> None:
+def test_a_page_is_short_is_linked_and_names_its_tests(path: Path) -> None:
     text = path.read_text()
     assert len(text.split()) <= MAX_WORDS
     [named] = [line for line in text.splitlines() if line.startswith("Tests: ")]
     for test in re.findall(r"`(tests/[^`]+)`", named):
         assert (ROOT / test).exists(), test
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
-        linked = (path.parent / target).resolve() if target else path
-        assert linked.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
-            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in slugs, anchor
     for linking in LINKED_FROM[path.stem]:
         assert f"](moving/{path.name})" in (ROOT / f"docs/{linking}.md").read_text()
 
 
 def test_both_models_are_planned_on_each_of_four_gpus(tmp_path: Path) -> None:
-    script = blocks("WRITE_WITH_TRANSFORMER", "sh", "Steps")[0]
+    script, _ = blocks("WRITE_WITH_TRANSFORMER", "sh", "Steps")
     script = script.replace("small*2,medium", f"small={EMBEDDED}*2,medium={EMBEDDED}")
-    script = "\n".join(line for line in script.splitlines() if line.startswith(("export", "tercet plan")))
     done = subprocess.run(
         ["bash", "-euc", script.replace("tercet plan", "tercet plan --json")],
         cwd=tmp_path,
