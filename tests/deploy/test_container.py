@@ -132,7 +132,6 @@ def test_the_image_runs_without_root_and_checks_its_health(storage: list[str], i
     assert config["User"] == str(USER)
     assert "/health/ready" in " ".join(config["Healthcheck"]["Test"])
     assert set(config["Volumes"]) == {"/var/lib/tercet", "/models"}
-    assert os.access(image / "usr/local/bin/serve", os.X_OK)  # SageMaker runs `serve`
 
 
 def test_the_server_of_the_image_is_warm_soon_on_a_read_only_file_system(
