@@ -45,6 +45,8 @@ _SURROGATES = re.compile(
 )
 # A surrogate as three bytes, which is not UTF-8 (CESU-8 and WTF-8 have it).
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+# As HTML's number inputs and Python's `float` have it.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # Python's floats hold whole numbers up to this exactly.
 _MAX_EXACT = 2**53
 
@@ -55,6 +57,21 @@ def _number(text: str) -> float:
     if abs(value) == float("inf"):
         raise ValueError
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+
+
+def number_in(text: str) -> float | str:
+    """The number that a string spells, or the string if it spells none."""
+    stripped = text.strip()
+    if len(stripped) > MAX_SHOWN_CHARS or not _NUMBER.fullmatch(stripped):
+        return text
+    try:
+        return int(stripped)
+    except ValueError:  # it has a fraction or an exponent
+        pass
+    try:
+        return _number(stripped)
+    except ValueError:
+        return text
 
 
 # Created at import: see `BodyParser`.

@@ -53,6 +53,7 @@ placeholder of Text Generation Inference, means the default model, and that serv
 Values with a meaning of their own: `seed` -1 is random, and larger seeds than 2⁶³ - 1 count by their lower 63 bits;
 `top_p` 0 is greedy, but off in `/autocomplete` and `/jobs`; `top_k` 0, -1 and beyond the vocabulary is off;
 `max_tokens` -1 is as many as there is room for. An empty stop string stops nothing. Half of a surrogate pair is U+FFFD.
+In `/jobs` with the names of others, a number in a string is that number.
 """
 
 

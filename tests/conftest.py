@@ -33,6 +33,7 @@ TIER_BY_PATH = {
     "tests/deploy/calibrate/test_command.py": "integration",
     "tests/deploy/editors": "full",
     "tests/deploy/npm": "integration",
+    "tests/deploy/test_moving.py": "integration",
     "tests/deploy/test_nginx.py": "integration",
     "tests/deploy/test_wheel.py": "integration",
     "tests/deploy/tune/test_tune_command.py": "integration",

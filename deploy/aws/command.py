@@ -124,7 +124,7 @@ def sagemaker(
             if program is not None:
                 uri = f"{endpoint.ensure_repository()}:{tag}"
                 progress.stop()  # the program shows its own progress
-                images.run(images.build_command(program, uri, _torch_index(instance_type)))
+                images.run(images.build_command(program, uri, _torch_index(instance_type), images.SAGEMAKER))
                 image = images.push(account, program, uri)
                 progress.start()
             assert image is not None
@@ -172,7 +172,7 @@ def _print_calls(wanted: Wanted, built_uri: str | None) -> None:
     first = []
     if built_uri is not None:
         service, operation, parameters = repository(wanted.name)
-        build = images.build_command("docker", built_uri, _torch_index(wanted.instance_type))
+        build = images.build_command("docker", built_uri, _torch_index(wanted.instance_type), images.SAGEMAKER)
         first = [
             _call(service, operation, parameters),
             " ".join(build),

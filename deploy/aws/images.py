@@ -21,6 +21,8 @@ PROGRAMS = ("docker", "podman", "buildah")
 # Package indexes of torch: for CPUs, and the CUDA build that the drivers of SageMaker's hosts run.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 GPU_INDEX = "https://download.pytorch.org/whl/cu126"
+# Stage of the Dockerfile that SageMaker runs.
+SAGEMAKER = "sagemaker"
 
 
 def find_program() -> str:
@@ -36,8 +38,11 @@ def find_program() -> str:
     raise StartError(f"To build the image, install one of {', '.join(PROGRAMS)}; or name an image with --image.")
 
 
-def build_command(program: str, uri: str, torch_index: str) -> list[str]:
-    """SageMaker runs images for x86-64 whose manifest is Docker's, not an index of several."""
+def build_command(program: str, uri: str, torch_index: str, target: str | None = None) -> list[str]:
+    """Return the command that builds a stage of the Dockerfile, or its last.
+
+    SageMaker runs images for x86-64 whose manifest is Docker's, not an index of several.
+    """
     ignored = ["--ignorefile", f"{DOCKERFILE}.dockerignore", "--format", "docker"] if program != "docker" else []
     return [
         program,
@@ -47,6 +52,7 @@ def build_command(program: str, uri: str, torch_index: str) -> list[str]:
         "--file",
         str(DOCKERFILE),
         *ignored,
+        *(("--target", target) if target else ()),
         "--build-arg",
         f"TORCH_INDEX={torch_index}",
         "--tag",

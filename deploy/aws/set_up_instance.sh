@@ -1,8 +1,9 @@
 #!/bin/bash
 # Sets up Tercet on an Amazon Linux 2023 instance that runs while there are jobs (lambda-ec2.yaml), as root:
-#   set_up_instance.sh TERCET_JOBS TERCET_MODELS TERCET_IDLE_STOP_S TERCET_JOB_TTL_S
+#   set_up_instance.sh TERCET_JOBS TERCET_MODELS TERCET_IDLE_STOP_S TERCET_JOB_TTL_S [MODEL_ARCHIVE [TOKEN_PARAMETER]]
+# AWS_DEFAULT_REGION is the region of the archive and of the parameter (deploy/aws/first_model.py).
 set -euo pipefail
-[ $# -eq 4 ] || { echo "usage: $0 JOBS MODELS IDLE_STOP_S JOB_TTL_S" >&2; exit 64; }
+[ $# -ge 4 ] || { echo "usage: $0 JOBS MODELS IDLE_STOP_S JOB_TTL_S [MODEL_ARCHIVE [TOKEN_PARAMETER]]" >&2; exit 64; }
 
 sources=$(cd "$(dirname "$0")/../.." && pwd)
 dnf install -y make python3.11 python3.11-pip
@@ -16,12 +17,12 @@ systemd-sysusers deploy/systemd/tercet.sysusers.conf
 install -m 644 deploy/systemd/tercet.service deploy/systemd/tercet.socket /etc/systemd/system/
 install -D -m 644 -t /etc/systemd/system/tercet.service.d deploy/aws/tercet.service.d/aws.conf
 install -d -o tercet -g tercet -m 700 /etc/tercet /var/lib/tercet
-printf '%s\n' "TERCET_JOBS=$1" "TERCET_MODELS=$2" "TERCET_IDLE_STOP_S=$3" "TERCET_JOB_TTL_S=$4" >/etc/tercet/environment
 
-# The service downloads no model.
-cd /
-runuser -u tercet -- env HOME=/var/lib/tercet HF_HOME=/var/lib/tercet/models TERCET_MODELS="$2" \
-  TERCET_RUN_DIR=/tmp/tercet-fetch /opt/tercet/.venv/bin/tercet plan
+# The service downloads no model, and knows no token.
+cd /opt/tercet
+models=$(runuser -u tercet -- env HOME=/var/lib/tercet HF_HOME=/var/lib/tercet/models TERCET_RUN_DIR=/tmp/tercet-fetch \
+  .venv/bin/python -m deploy.aws.first_model "$2" "${5:-}" "${6:-}")
+printf '%s\n' "TERCET_JOBS=$1" "TERCET_MODELS=$models" "TERCET_IDLE_STOP_S=$3" "TERCET_JOB_TTL_S=$4" >/etc/tercet/environment
 
 systemctl daemon-reload
 systemctl enable tercet.socket

@@ -133,7 +133,8 @@ class JobsResource:
             summary="Complete a text later",
             description="The answer is read at `/jobs/{job_id}`. A client that sends `Idempotency-Key` may repeat the"
             " request and gets the same job. Unknown fields are an error, unless the body has one of the names"
-            " `prompt`, `num_samples` and `top_n` of another deployment: then they are ignored, with `warnings`.",
+            " `prompt`, `num_samples` and `top_n` of another deployment: then they are ignored, with `warnings`, and a"
+            " number may be in a string.",
             bodies=(parse_job_request,),
             examples={"two texts": {"prompt": "The old man looked at the sea and", "num_samples": 2, "length": 40}},
             parameters=JOB_HEADERS[1:],

@@ -206,7 +206,8 @@ class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 parse_autocomplete_request = BodyParser(AutocompleteRequest, ALIASES)
 parse_job_request = BodyParser(JobRequest, JOB_ALIASES)
-# Where a body has that deployment's names, it is a client of others, whose further fields do not fail it.
+# Where a body has that deployment's names, it is a client of others, whose further fields do not fail it. Its page
+# sends what its form holds: strings.
 OTHERS_NAMES = frozenset(JOB_ALIASES.keys() - ALIASES.keys())
-parse_others_job_request = TolerantParser(JobRequest, PEER_FIELDS, JOB_ALIASES)
+parse_others_job_request = TolerantParser(JobRequest, PEER_FIELDS, JOB_ALIASES, numbers_as_strings=True)
 parse_feedback_request = BodyParser(FeedbackRequest)

@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Raw, Struct
 
 from shared.errors import invalid_field
-from shared.parsing import MAX_SHOWN_NAMES, BodyParser, cut, description_of, fields_of, replace_lone_surrogates
+from shared.parsing import (
+    MAX_SHOWN_NAMES,
+    BodyParser,
+    cut,
+    description_of,
+    fields_of,
+    number_in,
+    replace_lone_surrogates,
+)
 
 T = TypeVar("T", bound=Struct)
 
@@ -79,6 +87,8 @@ class TolerantParser(Generic[T]):
         peer_fields: Mapping[str, PeerField],
         aliases: Mapping[str, str] | None = None,
         neutral: Mapping[str, Collection[object]] | None = None,
+        *,
+        numbers_as_strings: bool = False,
     ) -> None:
         """
         Args:
@@ -87,12 +97,16 @@ class TolerantParser(Generic[T]):
             aliases: as `BodyParser`'s, also for members of nested objects. Of two names of an optional field, the
                 field's own counts.
             neutral: as `BodyParser`'s.
+            numbers_as_strings: a number in a string, as a form in a page sends it, is that number.
         """
         self._strict = BodyParser(kind, aliases, neutral)
         self.kind = kind
         self.aliases = self._strict.aliases
         self.peer_fields = peer_fields
         self._required = {field.name for field in msgspec.structs.fields(kind) if field.required}
+        self._numeric = {
+            name for name, annotation in self._strict.fields.items() if numbers_as_strings and _is_number(annotation)
+        }
 
     def __call__(self, raw: bytes) -> Tolerated[T]:
         """
@@ -113,7 +127,10 @@ class TolerantParser(Generic[T]):
     def _decode(self, name: str, value: Raw, raw: bytes) -> Any:
         """The value; of a field that is not Tercet's, None also for what cannot be decoded."""
         if name in self._strict.fields or name in self._strict.aliases:
-            return self._strict.value(name, value, raw)
+            decoded = self._strict.value(name, value, raw)
+            if isinstance(decoded, str) and self._strict.aliases.get(name, name) in self._numeric:
+                return number_in(decoded)
+            return decoded
         try:
             return msgspec.json.decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -186,3 +203,10 @@ class TolerantParser(Generic[T]):
                 if own[name] + name != sent:
                     warning += f" Perhaps {cut(sent)} should be {own[name]}{name}."
         return warning
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether the field is a number, or a number or null."""
+    if annotation in (int, float):
+        return True
+    return any(_is_number(part) for part in get_args(annotation))

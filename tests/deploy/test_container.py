@@ -174,7 +174,6 @@ def test_the_image_is_small_and_has_no_tools_of_a_build(image: Path) -> None:
 def test_what_the_image_says_of_itself(config: dict[str, Any], image: Path) -> None:
     assert config["User"] == str(USER)
     assert set(config["Volumes"]) == {"/var/lib/tercet", "/models"}
-    assert os.access(image / "usr/local/bin/serve", os.X_OK)  # SageMaker runs `serve`
 
 
 def test_the_server_is_warm_soon_and_completes(config: dict[str, Any], image: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     heading = rf"^## {re.escape(tercet_version())}.*$"
     dated = re.sub(heading, f"## {tercet_version()} (2026-01-31)", changelog.read_text(), flags=re.MULTILINE)
     changelog.write_text(dated)
-    git = ["git", "-C", clone, "-c", "user.name=n", "-c", "user.email=e"]
+    git = ["git", "-C", str(clone), "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "commit", "--quiet", "--all", "--allow-empty", "--message=Date the changelog"], check=True)
     environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     done = subprocess.run(
@@ -117,7 +117,7 @@ def test_uv_installs_and_runs_it(program: str, released: tuple[Path, str], tmp_p
         command = [str(tools / "uvx"), "--constraints", str(constraints), "--from", str(wheel), "tercet"]
     else:
         directories = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
-        install = [tools / "uv", "tool", "install", wheel, "--constraints", constraints]
+        install = [str(tools / "uv"), "tool", "install", str(wheel), "--constraints", str(constraints)]
         subprocess.run(install, env=os.environ | directories, check=True)
         command = [str(tmp_path / "bin/tercet")]
     check_serving(command, tmp_path / "project")

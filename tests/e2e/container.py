@@ -14,7 +14,7 @@ from workers.checkpoints.resolve import EMBEDDED
 class Container(Tercet):
     """`tercet serve --sagemaker`, on a free port. It has a key file, which this mode ignores."""
 
-    command = (*TERCET, "serve", "--sagemaker", str(EMBEDDED))
+    command: tuple[str, ...] = (*TERCET, "serve", "--sagemaker", str(EMBEDDED))
 
     def __init__(self, base: Path) -> None:
         super().__init__(base, keys="/nowhere/keys", grace_s="20")

@@ -54,9 +54,14 @@ def _permit_core_files() -> None:
 
 
 class Tercet:
-    """One instance under test; by default it serves the embedded checkpoint in fp32."""
+    """One instance under test; by default it serves the embedded checkpoint in fp32.
+
+    Attributes:
+        root: the folder of the code that runs.
+    """
 
     command: tuple[str, ...] = (*TERCET, "serve")
+    root: Path = ROOT
 
     def __init__(self, base: Path, certificate: Certificate | None = None, /, **settings: str) -> None:
         """An instance with a certificate serves HTTPS, and its client trusts it. Settings that begin with `test_` are
@@ -104,7 +109,7 @@ class Tercet:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command or self.command,
-                cwd=ROOT,
+                cwd=self.root,
                 env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -118,7 +123,7 @@ class Tercet:
         """Run `tercet` with these arguments until its end, in the instance's environment with changes."""
         return subprocess.run(
             [*program, *arguments],
-            cwd=ROOT,
+            cwd=self.root,
             env={**self.environ, **environ},
             capture_output=True,
             text=True,

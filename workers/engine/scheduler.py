@@ -21,7 +21,10 @@ from workers.engine.prefix_cache import PrefixCache
 from workers.engine.sequence import Sequence
 
 MAX_CHUNK = 256  # prompt tokens prefilled in one step
-MAX_CHUNK_WITH_ROWS = 128  # the same while running sequences wait for their next token
+# The same while running sequences wait for their next token. On a CPU the time of a step grows with each token, and a
+# token costs little more in a small chunk; on a GPU a chunk of 128 costs what one of 32 does.
+MAX_CHUNK_WITH_ROWS = 128
+MAX_CPU_CHUNK_WITH_ROWS = 32
 # Three requests of one gateway arrive within two or three milliseconds. A later one joins the group a step behind.
 MAX_SIBLING_WAIT_S = 0.003
 # Prompts that are prefilled at the same time to score their ends. Each takes an entry, which others lose; the next ones
@@ -38,6 +41,7 @@ class Scheduler:
         max_sequences: int,
         *,
         max_chunk: int = MAX_CHUNK,
+        max_chunk_with_rows: int = MAX_CHUNK_WITH_ROWS,
         max_entry_tokens: int | None = None,
     ) -> None:
         """
@@ -45,12 +49,14 @@ class Scheduler:
             num_entries: prefix-cache entries of the device.
             max_sequences: sequences that can run at once; further ones wait after their first token.
             max_chunk: prompt tokens prefilled in one step.
+            max_chunk_with_rows: the same while sequences run.
             max_entry_tokens: as in `PrefixCache`.
         """
         self._make_cache = partial(PrefixCache, num_entries, max_sequences, max_entry_tokens)
         self._max_sequences = max_sequences
         self._cache = self._make_cache()
         self._max_chunk = max_chunk
+        self._max_chunk_with_rows = min(max_chunk, max_chunk_with_rows)
         self._waiting: list[PrefillGroup] = []  # for an entry
         self._prefilling: list[PrefillGroup] = []
         self._prefilled: list[PrefillGroup] = []  # waiting for siblings
@@ -143,7 +149,7 @@ class Scheduler:
         for group in [group for group in self._prefilled if not group.awaits_siblings]:
             self._prefilled.remove(group)
             ready += self._start_rows(group)
-        chunks = self._schedule_chunks(min(self._max_chunk, MAX_CHUNK_WITH_ROWS) if rows else self._max_chunk)
+        chunks = self._schedule_chunks(self._max_chunk_with_rows if rows else self._max_chunk)
         return SchedulerOutput(copies, rows, chunks, ready, allows_multi_step=not self._prefilled)
 
     def complete(self, scheduled: SchedulerOutput, num_steps: int = 1, failed: Items[Sequence] = ()) -> None:

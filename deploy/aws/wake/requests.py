@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,12 @@ from deploy.aws.wake.answers import Refusal, invalid
 
 MAX_CONTEXT_CHARS = 1 << 20
 ALIASES = {"samples": "n_samples", "n": "n_samples", "num_samples": "n_samples", "prompt": "context", "top_n": "top_k"}
-# A body with one of these is that of another deployment's client, whose further fields are ignored.
+# A body with one of these is that of another deployment's client, whose further fields are ignored, and whose page
+# sends what its form holds: strings.
 OTHERS_NAMES = frozenset({"prompt", "num_samples", "top_n"})
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+MAX_NUMBER_CHARS = 40
+MAX_EXACT = 2**53
 Check = tuple[Callable[[Any], bool], str]  # and what a value must be
 
 
@@ -80,6 +85,23 @@ FIELDS: dict[str, Check] = {
 }
 
 
+NUMERIC = frozenset(
+    {
+        "n_samples",
+        "length",
+        "max_time",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "max_tokens",
+        "repetition_penalty",
+        "seed",
+        "explain",
+    }
+)
+
+
 def canonical_request(body: bytes) -> bytes:
     """The request under the gateway's names, with sorted members, so that equal requests are equal bytes.
 
@@ -87,7 +109,7 @@ def canonical_request(body: bytes) -> bytes:
         Refusal: it is no JSON object, or a field is unknown, missing, repeated, or out of its range.
     """
     try:
-        members = json.loads(body, object_pairs_hook=_unrepeated, parse_constant=_refuse_constant)
+        members = json.loads(body, object_pairs_hook=_unrepeated, parse_constant=_refuse_constant, parse_float=_float)
     except (ValueError, RecursionError):
         raise _malformed("The body is not valid JSON.") from None
     if not isinstance(members, dict):
@@ -104,6 +126,8 @@ def canonical_request(body: bytes) -> bytes:
             raise invalid(name[:40], f"is not known here; known are {', '.join(sorted(FIELDS))}, {', '.join(ALIASES)}")
         if field in fields:
             raise invalid(name, f"names {field}, which the request has already; leave one out")
+        if is_others and isinstance(value, str) and field in NUMERIC:
+            value = _number_in(value)
         is_right, message = FIELDS[field]
         if not is_right(value):
             raise invalid(name, message)
@@ -113,6 +137,23 @@ def canonical_request(body: bytes) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     # Half of a surrogate pair is U+FFFD, as at the gateway.
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _number_in(text: str) -> float | str:
+    """The number that a string spells, or the string if it spells none."""
+    stripped = text.strip()
+    if len(stripped) > MAX_NUMBER_CHARS or not NUMBER.fullmatch(stripped):
+        return text
+    try:
+        return int(stripped)
+    except ValueError:  # it has a fraction or an exponent
+        return _float(stripped)
+
+
+def _float(text: str) -> float:
+    """1.0 is a whole number, as at the gateway."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def load_template(name: str) -> dict[str, Any]:
 
 
 def allowed_actions(statements: list[dict[str, Any]]) -> set[str]:
-    """The actions of a policy's statements."""
-    listed = [statement["Action"] for statement in statements]
+    """The actions of a policy's statements, those included that depend on a parameter (`!If`)."""
+    listed = [statement.get("Fn::If", [None, statement])[1]["Action"] for statement in statements]
     return {action for found in listed for action in ([found] if isinstance(found, str) else found)}
 
 

@@ -7,8 +7,6 @@ tests/deploy/test_container.py.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,12 @@ from typing import Any
 import pytest
 
 from deploy.aws import command, images
+from deploy.sagemaker import sagemaker_environment
 from shared.errors import StartError
+from shared.settings import Address, Settings
 from tests.deploy.aws.cloud import REGION, Cloud
 from tests.deploy.aws.test_endpoint import deploy
+from tests.deploy.dockerfile import image
 from tests.e2e.harness import ROOT
 
 REGISTRY = f"123456789012.dkr.ecr.{REGION}.amazonaws.com"
@@ -127,26 +128,23 @@ def test_other_programs_are_given_the_ignore_file_and_dockers_format(program: st
     assert (ROOT / "deploy/Dockerfile.dockerignore").exists()
 
 
-def test_the_images_serve_is_sagemakers_server(tmp_path: Path) -> None:
-    """Its address is SageMaker's, whatever the image sets for a server of its own."""
-    tercet = tmp_path / "tercet"
-    tercet.write_text('#!/bin/sh\necho "$@"; env | grep TERCET\n')
-    tercet.chmod(0o755)
-    dockerfile = (ROOT / images.DOCKERFILE).read_text()
-    assert "COPY deploy/aws/serve /usr/local/bin/serve" in dockerfile
-    set_by_image = {
-        name: "x"
-        for name in ("TERCET_BIND", "TERCET_JOBS", "TERCET_KEYS", "TERCET_RUN_DIR")
-        if f"{name}=" in dockerfile
-    }
-    assert len(set_by_image) == 4
-    serve = ROOT / "deploy/aws/serve"
-    assert os.access(serve, os.X_OK)
-    done = subprocess.run(
-        [serve],
-        env={**set_by_image, "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["serve --sagemaker", "TERCET_RUN_DIR=x"]
+def test_the_command_builds_the_stage_of_sagemaker(calls: Path) -> None:
+    deploy()
+    build = recorded(calls)[0][0]
+    assert build[build.index("--target") + 1] == "sagemaker"
+
+
+def test_the_image_that_sagemaker_starts_serves_as_its_container() -> None:
+    """SageMaker runs `docker run IMAGE serve`, which is also what the server's image runs by default."""
+    sagemaker, server = image(images.SAGEMAKER), image()
+    assert (sagemaker.entrypoint, server.entrypoint, server.command) == (["tercet"], ["tercet"], ["serve"])
+    assert (sagemaker.user, server.user) == ("root", "10001")
+    environ = sagemaker.environ | {"HF_MODEL_ID": "openai-community/gpt2"}
+    assert Settings.load(environ).server.sagemaker
+    settings = Settings.load(environ | sagemaker_environment(environ))
+    assert (settings.server.bind, settings.access.keys) == (Address("0.0.0.0", 8080), None)
+    assert settings.job_store == "none"
+    assert not Settings.load(server.environ).server.sagemaker
+    # docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html: "nvidia-docker compatible".
+    assert sagemaker.environ["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert sagemaker.environ["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"

@@ -20,7 +20,7 @@ from deploy.aws.package import pack
 from deploy.aws.wake.answers import Refusal
 from deploy.aws.wake.handler import SweepFailed, make_service
 from deploy.aws.wake.jobs import Job, Jobs
-from deploy.aws.wake.requests import FIELDS, canonical_request
+from deploy.aws.wake.requests import FIELDS, NUMERIC, canonical_request
 from gateway.api.schema import JobRequest, parse_job_request, parse_others_job_request
 from gateway.jobs.dynamodb import item_of, job_of
 from gateway.jobs.queue import JobQueue
@@ -266,6 +266,7 @@ GOOD: list[dict[str, Any]] = [
     {"prompt": "é\ud83d\ude00\n", "samples": 8, "stop": ["."], "seed": 2**63 - 1, "clean": False, "explain": 10},
     {"context": "x", "n": 1, "max_time": 0.5, "model_size": "small", "strategy": "predict", "max_tokens": None},
     {"prompt": "\ud800 went", "top_k": -1, "seed": -1, "n_samples": None},
+    {"prompt": "x", "num_samples": 2.0, "seed": 7.0},
 ]
 BAD = [
     "",
@@ -319,6 +320,37 @@ def test_further_fields_of_another_deployments_client_are_ignored() -> None:
     body = json.dumps({"prompt": "x", "batch_size": 1, "unknown": None}).encode()
     assert canonical_request(body) == b'{"context":"x"}'
     assert parse_others_job_request(body).request == parse_job_request(canonical_request(body))
+
+
+STRINGS = ["5", " 5 ", "+5", "5.", "5.0", ".5", "05", "0.5e1", "-1", "", "five", "nan", "1_0", "1e999", "٥", "5" * 41]
+
+
+@pytest.mark.parametrize("text", STRINGS)
+def test_numbers_in_strings_are_those_that_the_gateway_reads(text: str) -> None:
+    """A published page sends them. In each field the function takes what the gateway takes, and nothing else."""
+    for name in NUMERIC:
+        body = json.dumps({"prompt": "x", name: text}).encode()
+        try:
+            expected = parse_others_job_request(body).request
+        except TercetError:
+            with pytest.raises(Refusal):
+                canonical_request(body)
+        else:
+            assert parse_job_request(canonical_request(body)) == expected, name
+
+
+def test_every_field_that_is_a_number_may_be_in_a_string() -> None:
+    accepted = {name for name in FIELDS if FIELDS[name][0](1) and not FIELDS[name][0]("a")}
+    assert accepted == NUMERIC
+
+
+def test_the_page_of_the_published_deployment_may_stay_as_it_is(function: Function, queue: JobQueue) -> None:
+    form = {"num_samples": "4", "length": "100", "temperature": "0.7", "top_p": "0.9", "top_k": "1000"}
+    assert function.post({"prompt": "The old man", **form}).status == 202
+    leased = queue.lease()
+    assert leased is not None
+    values = {"n_samples": 4, "length": 100, "temperature": 0.7, "top_p": 0.9, "top_k": 1000}
+    assert json.loads(leased.request) == {"context": "The old man", **values}
 
 
 def test_bad_requests_are_answered_with_the_field_and_start_nothing(function: Function) -> None:
@@ -403,8 +435,8 @@ def test_the_roles_allow_exactly_what_is_called(function: Function, queue: JobQu
     queue.finish(leased, "succeeded", result=b"{}")
     queue.cancel_or_delete(leased.id, leased.owner)
     queue.purge()
-    # The archive is fetched by the first boot.
-    assert role_actions(template, "InstanceRole") == used() | {"s3:GetObject"}
+    # The first boot fetches the archives, and a token if there is one.
+    assert role_actions(template, "InstanceRole") == used() | {"s3:GetObject", "ssm:GetParameter"}
 
 
 def test_only_the_tagged_instance_may_be_started() -> None:

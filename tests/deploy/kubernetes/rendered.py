@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from shared.settings import Settings
+from tests.deploy.dockerfile import image
 from tests.e2e.harness import ROOT
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ def containers(template: Json) -> list[Json]:
 
 def environment(overlay: str, template: Json, container: Json) -> dict[str, str]:
     """A container's environment: the image's, the ConfigMaps', and its own."""
-    environ = image_environment() if "registry.example" in container["image"] or "tercet" in container["image"] else {}
+    environ = image().environ if "registry.example" in container["image"] or "tercet" in container["image"] else {}
     config_maps = of_kind(overlay, "ConfigMap")
     for source in container.get("envFrom", ()):
         environ |= config_maps[source["configMapRef"]["name"]]["data"]
@@ -100,14 +100,6 @@ def served(overlay: str) -> dict[str, Served]:
         for container in containers(template)
         if container.get("args", [""])[0] == "serve"
     }
-
-
-def image_environment() -> dict[str, str]:
-    """`ENV` of the image."""
-    text = (ROOT / "deploy/Dockerfile").read_text().replace("\\\n", " ")
-    final_stage = text[text.rindex("\nFROM ") :]
-    lines = re.findall(r"^ENV (.*)$", final_stage, re.MULTILINE)
-    return dict(pair.split("=", 1) for line in lines for pair in line.split())
 
 
 def probes(container: Json) -> Iterator[tuple[str, Json]]:

@@ -20,6 +20,7 @@ from tests.e2e.harness import ROOT
 
 Json = dict[str, Any]
 PAGE = ROOT / "docs/KUBERNETES.md"
+MOVING = ROOT / "docs/moving/GKE.md"
 
 
 def commands(*programs: str) -> list[str]:
@@ -52,7 +53,8 @@ def used_secrets(overlay: str) -> dict[str, set[str]]:
                 found.setdefault(volume["secret"]["secretName"], set()).update(keys)
         for container in containers(template):
             for entry in container.get("env", ()):
-                if reference := entry.get("valueFrom", {}).get("secretKeyRef"):
+                reference = entry.get("valueFrom", {}).get("secretKeyRef")
+                if reference and not reference.get("optional"):
                     found.setdefault(reference["name"], set()).add(reference["key"])
     for ingress in of_kind(overlay, "Ingress").values():
         for tls in ingress["spec"]["tls"]:
@@ -67,8 +69,9 @@ def test_the_page_makes_the_secrets_that_the_pods_need(overlay: str) -> None:
         assert keys <= made[name], name
 
 
-def test_the_page_applies_every_overlay() -> None:
-    applied = set(re.findall(r"kubectl apply -k deploy/kubernetes/(overlays/[a-z/]+)", PAGE.read_text()))
+def test_the_pages_apply_every_overlay() -> None:
+    text = PAGE.read_text() + MOVING.read_text()
+    applied = set(re.findall(r"kubectl apply -k deploy/kubernetes/(overlays/[a-z/-]+)", text))
     assert applied == {str(path.parent.relative_to(FOLDER)) for path in FOLDER.glob("overlays/**/kustomization.yaml")}
 
 

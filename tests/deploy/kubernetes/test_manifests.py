@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from deploy.supervisor import KILL_S
+from shared.gpu_builds import BUILDS, INDEX, MIN_DRIVERS, is_served
 from shared.settings import Settings
 from tests.deploy.kubernetes.rendered import (
     FOLDER,
@@ -30,6 +32,7 @@ from tests.deploy.kubernetes.rendered import (
     served,
     workloads,
 )
+from tests.e2e.harness import ROOT
 from tests.gateway.conftest import MakeGateway
 from workers.tcp_port import OPEN_ROUTES
 
@@ -210,9 +213,13 @@ def test_only_gateways_reach_workers_and_workers_reach_nothing(serving: str) -> 
             if matches(document["spec"]["podSelector"].get("matchLabels", {}), pods[name])
         ]
 
-    [workers] = of_pod("tercet-workers")
-    assert not workers.get("egress")
-    [rule] = workers["ingress"]
+    workers = of_pod("tercet-workers")
+    outward = [rule for policy in workers for rule in policy.get("egress", ())]
+    if serving == "overlays/gke-bucket":  # the sidecar that mounts the bucket
+        assert {port["port"] for rule in outward for port in rule["ports"]} == {53, 80, 443, 988}
+    else:
+        assert not outward
+    [rule] = [rule for policy in workers for rule in policy.get("ingress", ())]
     assert [port["port"] for port in rule["ports"]] == ["pool"]
     [source] = rule["from"]
     selector = source["podSelector"]["matchLabels"]
@@ -256,7 +263,7 @@ def test_images_have_a_version(overlay: str) -> None:
 
 
 def test_workers_on_gpus_have_one_each() -> None:
-    for name in ("overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/gke"):
+    for name in ("overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/gke", "overlays/gke-bucket"):
         template, container, settings = served(name)["tercet-workers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert settings.pool.devices == ("cuda:0",)
@@ -293,7 +300,69 @@ def test_autoscalers_agree_and_use_metrics_that_the_gateway_exports(make_gateway
     assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == autoscaler["behavior"]
 
 
-@pytest.mark.parametrize("name", ["overlays/hpa", "overlays/keda", "overlays/gateways"])
+def test_a_worker_of_gke_fits_the_smallest_node_with_a_t4() -> None:
+    """GKE reserves 6 % of a node's first core and 1 % of its second, and has pods of its own on each node.
+
+    Source: cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes.
+    """
+    for name in ("overlays/gke", "overlays/gke-bucket"):
+        container = served(name)["tercet-workers"].container
+        assert float(container["resources"]["requests"]["cpu"]) <= 2 - 0.06 - 0.01 - 0.5
+        assert container["resources"]["requests"]["memory"] == "4Gi"  # of n1-standard-2: 7.5 GB
+
+
+def test_the_image_of_gke_runs_on_a_t4_with_the_drivers_that_gke_installs() -> None:
+    """docs/GPU.md, whose code is shared/gpu_builds.py: 7.5 is a T4."""
+    build = yaml.safe_load((FOLDER / "cloudbuild.yaml").read_text())
+    [step] = [step for step in build["steps"] if step["id"] == "cuda"]
+    assert "TORCH_INDEX=${_TORCH_INDEX}" in step["args"]
+    tag = build["substitutions"]["_TORCH_INDEX"].removeprefix(f"{INDEX}/")
+    [cuda] = [build for build in BUILDS if build.tag == tag]
+    assert is_served((7, 5), cuda.architectures)
+    assert MIN_DRIVERS[int(cuda.cuda.partition(".")[0])] <= 525
+
+
+def test_cloud_build_applies_overlays_of_gke_with_the_new_version() -> None:
+    build = yaml.safe_load((FOLDER / "cloudbuild.yaml").read_text())
+    assert build["substitutions"]["_OVERLAY"] == "gke"
+    [apply] = [step["args"][-1] for step in build["steps"] if step["id"] == "apply"]
+    assert "gke/kustomization.yaml" in apply
+    assert "kubectl apply -k ${_OVERLAY}" in apply
+    overlay = yaml.safe_load((FOLDER / "overlays/gke-bucket/kustomization.yaml").read_text())
+    assert overlay["resources"] == ["../gke"]  # the images of gke
+
+
+def test_weights_in_a_bucket_need_neither_a_download_nor_filestore() -> None:
+    name = "overlays/gke-bucket"
+    assert not of_kind(name, "Job")
+    [volume] = of_kind(name, "PersistentVolume").values()
+    [claim] = of_kind(name, "PersistentVolumeClaim").values()
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("name", "namespace")}
+    for key in ("storageClassName", "accessModes"):
+        assert claim["spec"][key] == volume["spec"][key]
+    template, container, settings = served(name)["tercet-workers"]
+    assert template["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    user = template["spec"]["securityContext"]["runAsUser"]
+    assert f"uid={user}" in volume["spec"]["mountOptions"]
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "models"]
+    source = settings.model.models[0].source
+    assert mount["readOnly"]
+    assert source is not None
+    assert Path(source).is_relative_to(mount["mountPath"])
+
+
+def test_the_download_has_a_token_of_the_hub_where_there_is_one() -> None:
+    [template] = [template for name, template in workloads("overlays/gke") if name == "tercet-models"]
+    [container] = template["spec"]["containers"]
+    [token] = [entry for entry in container["env"] if entry["name"] == "HF_TOKEN"]
+    reference = token["valueFrom"]["secretKeyRef"]
+    assert reference == {"name": "tercet-hub-token", "key": "token", "optional": True}
+    page = (ROOT / "docs/moving/GKE.md").read_text()
+    assert f"create secret generic {reference['name']} --from-file={reference['key']}=" in page
+
+
+@pytest.mark.parametrize("name", ["overlays/hpa", "overlays/keda", "overlays/gateways", "overlays/gke"])
 def test_an_autoscaler_alone_sets_the_number_of_pods(name: str) -> None:
     deployments = of_kind(name, "Deployment")
     targets = [

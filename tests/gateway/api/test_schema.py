@@ -1,8 +1,10 @@
 """The public schema: defaults, aliases, and errors that name the field, its range and the value."""
 
+import json
+
 import pytest
 
-from gateway.api.schema import parse_autocomplete_request, parse_job_request
+from gateway.api.schema import parse_autocomplete_request, parse_job_request, parse_others_job_request
 from shared.errors import InvalidRequest
 
 
@@ -25,6 +27,40 @@ def test_aliases_of_n_samples(name: str) -> None:
 def test_the_published_names_of_a_jobs_fields() -> None:
     request = parse_job_request(b'{"prompt": "a", "num_samples": 2, "top_n": 30}')
     assert (request.context, request.n_samples, request.top_k) == ("a", 2, 30)
+
+
+# The body that the page of the published deployment on AWS sends: the values of its form, all of them strings.
+PUBLISHED_PAGE = (
+    b'{"prompt": "The old man", "num_samples": "4", "length": "100", "temperature": "0.7", "top_p": ".9", "top_k": "0"}'
+)
+
+
+def test_the_published_pages_numbers_are_strings() -> None:
+    tolerated = parse_others_job_request(PUBLISHED_PAGE)
+    request = tolerated.request
+    assert (request.context, request.n_samples, request.length, request.top_k) == ("The old man", 4, 100, 0)
+    assert (request.temperature, request.top_p) == (0.7, 0.9)
+    assert tolerated.warnings == []
+
+
+@pytest.mark.parametrize("number", ["5", " 5 ", "+5", "5.", "5.0", "05", "0.5e1"])
+def test_a_number_in_a_string_is_read_as_pages_write_it(number: str) -> None:
+    body = json.dumps({"prompt": "7", "length": number}).encode()
+    request = parse_others_job_request(body).request
+    assert (request.context, request.length) == ("7", 5)
+
+
+@pytest.mark.parametrize("text", ["", "five", "0x5", "5,0", "nan", "inf", "1_0", "1e999", "٥", "5" * 41, "2.5", "257"])
+def test_a_string_that_is_no_number_within_the_bounds_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="length must be a whole number of tokens from 1 to 256"):
+        parse_others_job_request(json.dumps({"prompt": "a", "length": text}).encode())
+
+
+def test_elsewhere_a_number_in_a_string_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not a string"):
+        parse_job_request(b'{"context": "a", "length": "5"}')
+    with pytest.raises(InvalidRequest, match="single_line must be true or false"):
+        parse_others_job_request(b'{"prompt": "a", "single_line": "1"}')
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.requests: list[str] = []
         self.status = 200
+        self.token: str | None = None  # without it, every repository is as one that does not exist
         self.page: bytes | None = None  # answers everything
         self.is_dripping = False  # sends an answer that never ends
         self.spoiled: str | None = None  # a file whose bytes do not match its digest
@@ -66,6 +67,8 @@ class _HubHandler(BaseHTTPRequestHandler):
                     time.sleep(0.1)
         elif hub.status != 200 or hub.page is not None:
             self._send(hub.page or b"no", status=hub.status)
+        elif hub.token is not None and self.headers["authorization"] != f"Bearer {hub.token}":
+            self._send(b"{}", status=401, headers={"X-Error-Code": "RepoNotFound"})
         elif match := re.fullmatch(r"/api/models/([\w-]+/[\w-]+)(?:/revision/(.+))?", path):
             self._send_listing(match[1], match[2])
         elif match := re.fullmatch(rf"/api/models/([\w-]+/[\w-]+)/tree/{COMMIT}", path):

@@ -1,0 +1,104 @@
+"""This version and a later one: in one pool, and one after the other on the same jobs.
+
+The later version is a copy of this code with a higher version and another protocol: no release exists yet.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.protocol import OLDEST_PROTOCOL, PROTOCOL
+from shared.version import tercet_version
+from tests.e2e.harness import ROOT, Gunicorn, Tercet, serving, until
+
+CODE = ("deploy", "gateway", "shared", "workers")
+LATER = "99.0.0"
+NUM_JOBS = 4
+
+
+def later_version(folder: Path, *, oldest: int = OLDEST_PROTOCOL) -> Path:
+    """
+    Args:
+        oldest: the oldest protocol that the later version works with.
+    """
+    folder.mkdir()
+    for name in CODE:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "gunicorn.conf.py", folder)
+    for name, pattern, value in (
+        ("pyproject.toml", r"^version = .*", f'version = "{LATER}"'),
+        ("shared/protocol.py", r"^PROTOCOL = .*", f"PROTOCOL = {PROTOCOL + 1}"),
+        ("shared/protocol.py", r"^OLDEST_PROTOCOL = .*", f"OLDEST_PROTOCOL = {oldest}"),
+    ):
+        source = folder / name if (folder / name).exists() else ROOT / name
+        text, count = re.subn(pattern, value, source.read_text(), flags=re.MULTILINE)
+        assert count == 1, name
+        (folder / name).write_text(text)
+    return folder
+
+
+def pools(base: Path, later: Path, role: str) -> tuple[Gunicorn, Gunicorn]:
+    """Gateway and workers in one run directory; the pool of `role` is of the later version."""
+    gateway, workers = Gunicorn(base, "gateway"), Gunicorn(base, "workers")
+    (gateway if role == "gateway" else workers).root = later
+    return gateway, workers
+
+
+@pytest.mark.parametrize("role", ["gateway", "workers"])
+def test_a_pool_of_the_next_version_works_with_the_other(role: str, short_tmp_path: Path) -> None:
+    gateway, workers = pools(short_tmp_path, later_version(short_tmp_path / "later"), role)
+    with serving(workers), serving(gateway):
+        [slot] = gateway.wait_until_warm()
+        page = gateway.ready()
+        assert page is not None
+        versions = {"gateway": page["version"], "workers": slot["version"]}
+        assert versions == {"gateway": tercet_version(), "workers": tercet_version()} | {role: LATER}
+        assert len(gateway.ask()["sentences"]) == 3
+        assert gateway.ask(strategy="predict", familiar_only=True)["sentences"]
+
+
+@pytest.mark.parametrize(("role", "older"), [("gateway", "worker"), ("workers", "gateway")])
+def test_versions_that_do_not_work_together_say_which_to_upgrade(role: str, older: str, short_tmp_path: Path) -> None:
+    later = later_version(short_tmp_path / "later", oldest=PROTOCOL + 1)
+    gateway, workers = pools(short_tmp_path, later, role)
+
+    def refusal() -> str | None:
+        page = gateway.ready() or {"slots": []}
+        return next((slot["reason"] for slot in page["slots"] if "upgrade" in (slot.get("reason") or "")), None)
+
+    with serving(workers), serving(gateway):
+        assert until(refusal, 60, "a reason").endswith(f"they do not work together: upgrade the {older}.")
+
+
+def test_a_rollback_loses_no_job(short_tmp_path: Path) -> None:
+    """This version, the later one, this one again, on one job file; each is stopped while jobs are open."""
+    later = later_version(short_tmp_path / "later")
+    jobs: list[str] = []
+    for root in (ROOT, later, ROOT):
+        tercet = Tercet(short_tmp_path)
+        tercet.root = root
+        tercet.log_path.unlink(missing_ok=True)
+        with serving(tercet):
+            until(lambda: _are_done(tercet, jobs), 60, "the jobs of the version before succeed")  # noqa: B023
+            jobs += [_add_job(tercet) for _ in range(NUM_JOBS)]
+    last = Tercet(short_tmp_path)
+    with serving(last):
+        until(lambda: _are_done(last, jobs), 60, "all jobs succeed")
+    assert len(jobs) == 3 * NUM_JOBS
+
+
+def _add_job(tercet: Tercet) -> str:
+    response = tercet.client.post("/jobs", json={"prompt": "The old man looked at the sea and", "length": 60})
+    assert response.status_code == 202, response.text
+    return str(response.json()["id"])
+
+
+def _are_done(tercet: Tercet, jobs: list[str]) -> bool:
+    answers: list[dict[str, Any]] = [tercet.client.get(f"/jobs/{job}").json() for job in jobs]
+    assert all(answer["state"] in {"queued", "running", "succeeded"} for answer in answers), answers
+    return all(answer["state"] == "succeeded" for answer in answers)
