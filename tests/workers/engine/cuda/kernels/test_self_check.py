@@ -38,6 +38,7 @@ CONFIG = ModelConfig(vocab_size=300, n_embd=32, n_head=2, n_positions=256)
 SETTING = CheckSetting(CONFIG, torch.float32, 9, CPU)
 
 
+@pytest.mark.timeout(1200)
 def test_kernels_equal_plain_torch_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     program = Path(__file__).with_name("interpreted_checks.py")
