@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,9 @@ class Done:
         return lines[-1] if lines else "no output"
 
 
-def run_command(command: Sequence[str], limit_s: float, log: Path) -> Done:
+def run_command(
+    command: Sequence[str], limit_s: float, log: Path, environment: Mapping[str, str] | None = None
+) -> Done:
     """Run a program from the root of this checkout; standard output and error go to `log`, which is replaced.
 
     After its limit, and if this process is ended, the program gets SIGTERM, then its process group SIGKILL. Exit code 1
@@ -43,7 +45,7 @@ def run_command(command: Sequence[str], limit_s: float, log: Path) -> Done:
         process = subprocess.Popen(
             [sys.executable, "-S", "-c", BECOME, *command],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, **(environment or {}), "PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -15,10 +15,10 @@ from tests.bench.gpu.record import Recorder
 from tests.bench.gpu.stages import step_key
 from tests.bench.gpu.steps import DecodeSteps
 from workers.engine.model.config import ModelConfig
+from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
 
 TENTHS = 10
 BYTES_PER_VALUE = 2  # bf16, or fp16 where the card has no bf16
-VOCABULARY_MULTIPLE = 64  # the head is padded to it, so that rows of logits are aligned
 
 
 def step_bytes(config: ModelConfig, num_rows: int, num_tokens: int) -> int:
@@ -26,11 +26,9 @@ def step_bytes(config: ModelConfig, num_rows: int, num_tokens: int) -> int:
 
     The weights of the linear layers, the head with its padded vocabulary, and the keys and values.
     """
-    width, inner = config.n_embd, config.n_inner
-    per_layer = 4 * width * width + 2 * width * inner
-    vocab = -(-config.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    num_kv_values = 2 * config.n_layer * width * num_rows * num_tokens
-    return BYTES_PER_VALUE * (config.n_layer * per_layer + vocab * width + num_kv_values)
+    padding = -config.vocab_size % HEAD_ROWS_MULTIPLE * config.n_embd
+    num_kv_values = 2 * config.n_layer * config.kv_width * num_rows * num_tokens
+    return BYTES_PER_VALUE * (config.num_weights_read + padding + num_kv_values)
 
 
 def run(context: Context, record: Recorder) -> None:

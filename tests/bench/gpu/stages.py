@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tests.bench.gpu.commands import run_command
 from tests.bench.gpu.context import LOGS, RESULTS, Context
@@ -17,6 +17,9 @@ from tests.bench.gpu.record import FINAL, StageResult, read_result, write_json
 
 MIN_STAGE_S = 10.0  # no stage is begun with less
 MAX_REASON_CHARS = 300
+# Keep cuBLAS from dividing a product along its depth, which is done differently for each number of rows: it has no
+# memory for partial sums. Source: vLLM's batch-invariant mode, for compute capability 9.0 and newer.
+PINS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Stage:
         function: "module:name" below `tests.bench.gpu`; called with the context and the recorder.
         limit_s: the process is ended after this time.
         rehearsal_limit_s: the same without a GPU.
+        environment: variables that are added to the process's.
     """
 
     part: str
@@ -35,6 +39,7 @@ class Stage:
     function: str
     limit_s: float
     rehearsal_limit_s: float = 90.0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def step_key(model: str, num_rows: int, num_tokens: int) -> str:
@@ -52,6 +57,8 @@ STAGES = {
         Stage("A", "request", "requests:run", 90),  # whole request against three generate calls, bf16; with pauses
         Stage("A", "seeds", "seeds:run", 90),  # same seed alone and among 48
         Stage("A", "profile", "profiles:run", 60),  # kernels and µs per replay
+        Stage("B", "products", "seeds:run_plain", 50),  # plain torch: seeds and steps
+        Stage("B", "pinned", "seeds:run_plain", 50, environment=PINS),  # the same with cuBLAS pinned
         Stage("B", "tests", "gpu_tests:run", 200, 200),  # GPU tests
         Stage("B", "workers", "several_workers:run", 90),  # one worker on the GPU against two
         Stage("B", "compiled", "requests:run_compiled", 150),  # whole request against static cache and compile
@@ -84,7 +91,7 @@ def stored(context: Context, name: str) -> StageResult | None:
 
 def _run_stage(context: Context, stage: Stage) -> StageResult:
     command = [sys.executable, "-m", "tests.bench.gpu.stage_process", stage.name, *context.arguments]
-    done = run_command(command, context.limit_s, context.out / LOGS / f"{stage.name}.log")
+    done = run_command(command, context.limit_s, context.out / LOGS / f"{stage.name}.log", stage.environment)
     result = stored(context, stage.name) or StageResult(stage=stage.name, is_rehearsal=context.is_rehearsal)
     if result.state == "partial":
         result.state = "timed out" if done.code is None else "failed"

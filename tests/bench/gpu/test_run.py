@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from tests.bench.gpu.commands import run_command
 from tests.bench.gpu.context import Context
 from tests.bench.gpu.record import read_result
-from tests.bench.gpu.stages import step_key
+from tests.bench.gpu.stages import STAGES, step_key
 from tests.workers.engine.cuda.fake_cuda import process_environment
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +44,12 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
 def rows_of(out: Path, stage: str) -> dict[str, Any]:
     found = read_result(out / "results" / f"{stage}.json")
     return {} if found is None else found.rows
+
+
+def test_a_stage_has_the_pins_of_cublas_in_its_environment(tmp_path: Path) -> None:
+    script = "import os; print(*(os.environ[name] for name in ('PATH', 'CUBLAS_WORKSPACE_CONFIG')))"
+    done = run_command([sys.executable, "-c", script], 60, tmp_path / "log", STAGES["pinned"].environment)
+    assert done.last_line == f"{os.environ['PATH']} :16:8"
 
 
 def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -> None:

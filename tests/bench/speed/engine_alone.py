@@ -12,7 +12,7 @@ from deploy.load.prompts import tokenizer_of
 from deploy.load.workload import Workload
 from workers.checkpoints.resolve import Checkpoint
 from workers.engine.cpu_kernels import load_kernels
-from workers.engine.engine import Engine, EngineConfig
+from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
 from workers.engine.loader import LoadedModel, load_model, random_model
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.gunicorn_worker import SWITCH_INTERVAL_S
@@ -38,7 +38,15 @@ class EngineAlone:
         engine: warm.
     """
 
-    def __init__(self, subject: Checkpoint, device: str, dtype: str, max_batch: int, num_threads: int | None) -> None:
+    def __init__(
+        self,
+        subject: Checkpoint,
+        device: str,
+        dtype: str,
+        max_batch: int,
+        num_threads: int | None,
+        runners: RunnerFactory = DEVICE_RUNNERS,
+    ) -> None:
         """
         Raises:
             RuntimeError: the engine does not become warm.
@@ -48,6 +56,7 @@ class EngineAlone:
         self.engine = Engine(
             EngineConfig(device=device, dtype=dtype, max_batch=max_batch, num_threads=num_threads),
             lambda progress: load(subject, device, dtype, progress=progress, tokenizer=tokenizer),
+            runners=runners,
             on_fatal=lambda _error: os._exit(70),
         )
         self.engine.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from workers.engine.core import EngineCore, Runner
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
 from workers.engine.loader import LoadedModel, ProgressFn, random_weights
-from workers.engine.model.config import ModelConfig
+from workers.engine.model.config import ModelConfig, Rotary
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import MAX_CHUNK, Scheduler
@@ -31,6 +32,24 @@ TINY = ModelConfig(
     n_head=4,
     n_inner=256,
     eos_token_ids=(),
+)
+TINY_LLAMA = replace(
+    TINY,
+    architecture="qwen3",
+    activation_function="silu",
+    n_inner=160,
+    n_kv_head=2,
+    rotary=Rotary(),
+    is_rms_norm=True,
+    is_gated=True,
+    has_head_norms=True,
+    has_qkv_bias=False,
+    has_out_bias=False,
+    has_mlp_bias=False,
+)
+# The shape of SmolLM2-135M, with the head norms of Qwen3.
+SMOLLM2 = replace(
+    TINY_LLAMA, vocab_size=49152, n_positions=8192, n_embd=576, n_layer=30, n_head=9, n_kv_head=3, n_inner=1536
 )
 PROSE = (
     "The old man looked at the sea and said nothing for a long while. His daughter, who had come "
@@ -109,5 +128,6 @@ def peaked_weights(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor
     """Random weights ten times as large as usual: what comes out depends on what went in."""
     weights = random_weights(config, seed)
     return {
-        name: 10 * tensor if name.startswith("h.") and tensor.dim() == 2 else tensor for name, tensor in weights.items()
+        name: 10 * tensor if name.startswith(("h.", "layers.")) and tensor.dim() == 2 else tensor
+        for name, tensor in weights.items()
     }

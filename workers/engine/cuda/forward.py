@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from workers.engine.cuda.step_kernels import POSITION, Product, StepKernels, TorchKernels, embed, multiply
+from workers.engine.cuda.step_kernels import Attention, Product, StepKernels, TorchKernels, embed, multiply
 from workers.engine.model.transformer import (
     Activate,
     AddAndNorm,
@@ -22,8 +22,9 @@ from workers.engine.model.transformer import (
     Transformer,
 )
 
-# layer, [rows, qkv_width] queries (scaled), keys and values → [rows, heads · head_size]; stores the keys and values
-AttendFn = Callable[[int, Tensor], Tensor]
+# layer, its attention, and [rows, qkv_width] queries (scaled), keys and values → [rows, heads · head_size]; stores the
+# keys and values
+AttendFn = Callable[[int, Attention, Tensor], Tensor]
 MultiplyFn = Callable[[Product, Tensor, Tensor | None], Tensor]  # as `step_kernels.multiply`
 
 
@@ -56,12 +57,11 @@ def decode(model: Transformer, layers: Tensor, table: Tensor, out: Tensor, kerne
         Logits [sequences, vocab] float32.
     """
     x = kernels.begin(table, model.token_embedding, model.position_embedding)
-    positions = None if model.rotations is None else table[POSITION].long()
 
-    def attend(layer: int, qkv: Tensor) -> Tensor:
-        return kernels.attend(qkv, layers[layer], table)
+    def attend(layer: int, attention: Attention, qkv: Tensor) -> Tensor:
+        return kernels.attend(attention, qkv, layers[layer], table)
 
-    run_layers(model, x, positions, kernels.multiply, attend)
+    run_layers(model, x, kernels.multiply, attend)
     logits = kernels.multiply(Product(model.head, model.norm), x, None)
     kernels.draw(logits, table, out)
     return logits
@@ -70,16 +70,12 @@ def decode(model: Transformer, layers: Tensor, table: Tensor, out: Tensor, kerne
 def prefill(model: Transformer, token_ids: Tensor, positions: Tensor, attend: AttendFn) -> Tensor:
     """[rows] token ids and positions → [rows, n_embd], the residual stream after the last layer."""
     x = embed(token_ids, positions, model.token_embedding, model.position_embedding)
-    run_layers(model, x, positions, multiply, attend)
+    run_layers(model, x, multiply, attend)
     return x
 
 
-def run_layers(model: Transformer, x: Tensor, positions: Tensor | None, multiply: MultiplyFn, attend: AttendFn) -> None:
-    """Computes all layers on x [rows, n_embd], the residual stream, in place.
-
-    Args:
-        positions: [rows], of a model that rotates queries and keys.
-    """
+def run_layers(model: Transformer, x: Tensor, multiply: MultiplyFn, attend: AttendFn) -> None:
+    """Computes all layers on x [rows, n_embd], the residual stream, in place."""
     for index, layer in enumerate(model.layers):
         y: Tensor | None = None
         for operation in fuse(model, layer.operations):
@@ -87,12 +83,12 @@ def run_layers(model: Transformer, x: Tensor, positions: Tensor | None, multiply
                 y = multiply(operation, x, y)
             else:
                 assert y is not None
-                y = attend(index, y if positions is None else model.place(operation, y, positions))
+                y = attend(index, operation, y)
 
 
-def fuse(model: Transformer, operations: Sequence[Operation]) -> list[Product | Attend]:
+def fuse(model: Transformer, operations: Sequence[Operation]) -> list[Product | Attention]:
     """The operations of a layer, with norms, activations and residual additions joined to the products beside them."""
-    fused: list[Product | Attend] = []
+    fused: list[Product | Attention] = []
     norm: Norm | None = None
     for operation in operations:
         match operation:
@@ -105,13 +101,13 @@ def fuse(model: Transformer, operations: Sequence[Operation]) -> list[Product | 
                 last = fused[-1]
                 assert isinstance(last, Product)
                 fused[-1] = replace(last, activate=model.activate)
-            case Attend():
-                fused.append(operation)
+            case Attend(query_norm, key_norm):
+                fused.append(Attention(query_norm, key_norm, model.rotations))
     _add_last(fused)
     return fused
 
 
-def _add_last(fused: list[Product | Attend]) -> None:
+def _add_last(fused: list[Product | Attention]) -> None:
     """The norm that follows, or the layer's end, adds the last product to the residual stream."""
     if fused and isinstance(last := fused[-1], Product):
         fused[-1] = replace(last, is_added=True)

@@ -20,13 +20,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workers.engine.cuda.forward import AttendFn, DecodeKernels, decode, prefill
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.step_kernels import MAX_STEPS, POSITION, SUFFIX, TABLE_ROWS, StepKernels, split_heads
+from workers.engine.cuda.step_kernels import MAX_STEPS, POSITION, SUFFIX, TABLE_ROWS, Attention, StepKernels
 from workers.engine.model.transformer import Transformer
 
 # Without cuDNN, whose attention is compiled for each new shape, while a request waits.
 BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 TIMED_TOKENS = 128  # of each sequence, when a program is timed; real durations follow
-LENGTHS = (64, 128, 256, 512)  # buckets of tokens attended to; the context's length is added
+SHORTEST = 64  # bucket of tokens attended to
 SEGMENT_TOKENS, NUM_SEGMENTS = 16, 8  # of a prefill program
 NUM_TOKENS = SEGMENT_TOKENS * NUM_SEGMENTS
 
@@ -42,7 +42,8 @@ def batch_sizes(most: int) -> tuple[int, ...]:
 
 def length_buckets(n_ctx: int) -> tuple[int, ...]:
     """Numbers of tokens to attend to, up to the context's."""
-    return (*(length for length in LENGTHS if length < n_ctx), n_ctx)
+    doublings = (n_ctx // SHORTEST).bit_length()
+    return (*(length for length in (SHORTEST << power for power in range(doublings)) if length < n_ctx), n_ctx)
 
 
 def bucket_for(buckets: Sequence[int], number: int) -> int:
@@ -218,15 +219,16 @@ class PrefillProgram:
         is_seen = (place <= positions[:, None]).view(NUM_SEGMENTS, 1, SEGMENT_TOKENS, length)
         reads = rest[:NUM_SEGMENTS, None] + place
         with sdpa_kernel(BACKENDS):
-            hidden = prefill(self._model, ids, positions, _attention(self._cache, slots, reads, is_seen))
+            hidden = prefill(self._model, ids, positions, _attention(self._cache, positions, slots, reads, is_seen))
         last = hidden.index_select(0, rest[NUM_SEGMENTS : 2 * NUM_SEGMENTS])
         return hidden.view(NUM_SEGMENTS, SEGMENT_TOKENS, -1), self._model.logits(last)
 
 
-def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor) -> AttendFn:
+def _attention(cache: KVCache, positions: Tensor, writes: Tensor, reads: Tensor, is_seen: Tensor) -> AttendFn:
     """Attention of segments, in plain torch.
 
     Args:
+        positions: [segments · queries] positions of the new tokens.
         writes: [segments · queries] KV slots of the new tokens.
         reads: [segments, length] KV slots of all tokens.
         is_seen: [segments, 1, queries, length] which of them each new token attends to.
@@ -234,8 +236,8 @@ def _attention(cache: KVCache, writes: Tensor, reads: Tensor, is_seen: Tensor) -
     bias = torch.zeros(is_seen.shape, dtype=cache.layers.dtype, device=is_seen.device)
     bias.masked_fill_(~is_seen, float("-inf"))
 
-    def attend(layer: int, qkv: Tensor) -> Tensor:
-        queries, keys_values = split_heads(qkv, cache.layers)
+    def attend(layer: int, attention: Attention, qkv: Tensor) -> Tensor:
+        queries, keys_values = attention.split(qkv, cache.layers, positions)
         cache.write(layer, writes, keys_values)
         keys, values = cache.read(layer, reads)
         queries = queries.view(len(reads), -1, *queries.shape[1:]).transpose(1, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
@@ -24,9 +24,11 @@ Kernels = Literal["torch", "triton"]
 # Compute capabilities for which the kernels are compiled ahead of time in the tests, and their registers bounded.
 OLDEST_CAPABILITY, NEWEST_CAPABILITY = (7, 5), (9, 0)
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}  # by module
+CHECKED_POSITIONS = 2048
 CHECK_FAILED = "the kernels could not be compiled or launched; the worker's log has the reason"
 NOT_COMPILED = "the compiled kernels cannot be written: set TERCET_CACHE_DIR to a directory that can be written to"
-NOT_BUILT = "the kernels are built for GPT-2 only"
+MAX_POSITIONS = 32_768
+TOO_LONG = f"the kernels attend to {MAX_POSITIONS} positions at most"
 log = structlog.get_logger()
 # The first difference from plain torch, in words, or None. The number is that of the rows of the largest batch.
 CheckFn = Callable[[ModelConfig, torch.dtype, int, torch.device], str | None]
@@ -55,7 +57,7 @@ def choose_kernels(
     if device.type != "cuda":
         return KernelChoice("torch")
     reason = _refusal(torch.cuda.get_device_capability(device)) or (
-        None if config.architecture == "gpt2" else NOT_BUILT
+        None if config.n_positions <= MAX_POSITIONS else TOO_LONG
     )
     if reason is None:
         _require_packages()
@@ -115,6 +117,8 @@ def _self_check(config: ModelConfig, dtype: torch.dtype, max_sequences: int, dev
     from workers.engine.cuda.kernels import self_check
     from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    setting = self_check.CheckSetting(config, dtype, max_sequences, device)
+    # Of a long context the beginning, as plain torch needs much memory for more.
+    checked = replace(config, n_positions=min(config.n_positions, CHECKED_POSITIONS))
+    setting = self_check.CheckSetting(checked, dtype, max_sequences, device)
     results = self_check.check_kernels(TritonKernels(config, max_sequences, device), setting)
     return next((f"{one.name}: {one.fault}" for one in results if not one.is_correct), None)

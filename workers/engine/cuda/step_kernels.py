@@ -51,10 +51,11 @@ class StepKernels(Protocol):
         """Whether a row's products have the same bits alone and in batches of up to 48 rows."""
         ...
 
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         """Stores the keys and values of each sequence's new token, and attends to it and all tokens before.
 
         Args:
+            attention: what precedes it.
             qkv: [sequences, (heads + 2 · KV heads) · head_size] queries (scaled), keys and values.
             slots: [slots, 2, KV heads, head_size], the KV slots of one layer.
             table: as `begin` got it.
@@ -115,17 +116,58 @@ def multiply(product: Product, x: Tensor, y: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """What precedes attention: norms of each head's query and key, and rotary positions; None: there are none.
+
+    Attributes:
+        rotations: [n_positions, 2, head_size / 2] float32, cosines and sines.
+    """
+
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    rotations: Tensor | None = None
+
+    def split(self, qkv: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [rows, heads, head_size], and keys and values [rows, 2, KV heads, head_size], as `slots` have them.
+
+        Args:
+            qkv: [rows, (heads + 2 · KV heads) · head_size].
+            positions: [rows] positions of the tokens.
+        """
+        num_kv_heads, head_size = slots.shape[-2:]
+        queries, keys_values = qkv.view(len(qkv), -1, head_size).tensor_split((-2 * num_kv_heads,), 1)
+        keys_values = keys_values.view(len(qkv), 2, num_kv_heads, head_size)
+        if self.query_norm is None and self.rotations is None:
+            return queries, keys_values
+        keys, values = keys_values.unbind(1)
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        if self.rotations is not None:
+            cosines, sines = self.rotations[positions][:, None].unbind(2)
+            queries, keys = _rotate(queries, cosines, sines), _rotate(keys, cosines, sines)
+        return queries, torch.stack((keys, values), 1)
+
+
+def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotates number i of each head with number i + head_size / 2, in float32; [rows, heads, head_size]."""
+    first, second = heads.chunk(2, -1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1).to(heads.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class _Places:
     """Where the tokens of a step's sequences are.
 
     Attributes:
         table: what the others are computed from.
+        positions: [sequences] positions of the new tokens.
         writes: [sequences] KV slots of the new tokens.
         reads: [sequences, length] KV slots of all tokens; of those that a sequence does not have, the new token's.
         is_hidden: [sequences, 1, 1, length] which of them a sequence does not have.
     """
 
     table: Tensor
+    positions: Tensor
     writes: Tensor
     reads: Tensor
     is_hidden: Tensor
@@ -138,7 +180,7 @@ class _Places:
         place = torch.arange(length, device=integers.device)
         is_hidden, newest = place > position, suffix + position
         reads = torch.where(is_hidden, newest, place + torch.where(place < start, entry, suffix))
-        return cls(table, newest[:, 0], reads, is_hidden[:, None, None])
+        return cls(table, position[:, 0], newest[:, 0], reads, is_hidden[:, None, None])
 
 
 class TorchKernels:
@@ -163,11 +205,11 @@ class TorchKernels:
     def has_equal_products(self, dtype: torch.dtype) -> bool:
         return False
 
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         places = self._places
         if places is None or places.table is not table:
             places = _Places.of(table, self._length)
-        queries, keys_values = split_heads(qkv, slots)
+        queries, keys_values = attention.split(qkv, slots, places.positions)
         slots.index_copy_(0, places.writes, keys_values)
         out = torch.empty_like(queries)
         # A few rows at once, as this copies what it reads, and a CUDA graph keeps the memory of the copies.
@@ -197,13 +239,6 @@ def embed(token_ids: Tensor, positions: Tensor, token_embedding: Tensor, positio
     """[rows] token ids and positions → [rows, n_embd]."""
     x = F.embedding(token_ids, token_embedding)
     return x if position_embedding is None else x + F.embedding(positions, position_embedding)
-
-
-def split_heads(qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries [rows, heads, head_size], and keys and values [rows, 2, KV heads, head_size], as `slots` have them."""
-    num_kv_heads, head_size = slots.shape[-2:]
-    queries, keys_values = qkv.tensor_split((qkv.shape[1] - 2 * num_kv_heads * head_size,), 1)
-    return queries.view(len(qkv), -1, head_size), keys_values.view(len(qkv), 2, num_kv_heads, head_size)
 
 
 def draw(logits: Tensor, limits: Tensor, codes: Tensor) -> Tensor:

@@ -144,30 +144,7 @@ class Transformer:
 
     def activate(self, y: Tensor) -> Tensor:
         """`Activate` in plain torch."""
-        activation = ACTIVATIONS[self.config.activation_function]
-        if not self.config.is_gated:
-            return activation(y)
-        gate, up = y.chunk(2, -1)
-        return activation(gate) * up
-
-    @property
-    def has_tanh_gelu(self) -> bool:
-        """`activate` is the tanh form of GELU alone."""
-        return ACTIVATIONS[self.config.activation_function] is gelu_new and not self.config.is_gated
-
-    def place(self, attend: Attend, qkv: Tensor, positions: Tensor) -> Tensor:
-        """`qkv` [rows, qkv_width] with its queries and keys normed and rotated, in plain torch; [rows] positions."""
-        if self.rotations is None and attend.query_norm is None:
-            return qkv
-        config = self.config
-        heads = qkv.view(len(qkv), -1, config.head_size)
-        queries, keys, values = heads.tensor_split((config.n_head, config.n_head + config.num_kv_heads), 1)
-        if attend.query_norm is not None and attend.key_norm is not None:
-            queries, keys = attend.query_norm(queries), attend.key_norm(keys)
-        if self.rotations is not None:
-            cosines, sines = self.rotations[positions].to(qkv.dtype)[:, None].unbind(2)
-            queries, keys = _rotate(queries, cosines, sines), _rotate(keys, cosines, sines)
-        return torch.cat((queries, keys, values), 1).view(len(qkv), -1)
+        return activate(self.config, y)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, n_embd] → [rows, vocab], float32."""
@@ -204,6 +181,15 @@ class LoadedModel:
         return self.eos_ids[0] if self.eos_ids else 0
 
 
+def activate(config: ModelConfig, y: Tensor) -> Tensor:
+    """`Activate` in plain torch: [rows, up_width] → [rows, n_inner]."""
+    activation = ACTIVATIONS[config.activation_function]
+    if not config.is_gated:
+        return activation(y)
+    gate, up = y.chunk(2, -1)
+    return activation(gate) * up
+
+
 def rotations(config: ModelConfig) -> Tensor | None:
     """Cosines and sines of rotary positions, [n_positions, 2, head_size / 2] float32; None if there are none.
 
@@ -223,9 +209,3 @@ def rotations(config: ModelConfig) -> Tensor | None:
     angles = np.arange(config.n_positions, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
     exact = angles.astype(np.float64)
     return torch.from_numpy(np.stack((np.cos(exact), np.sin(exact)), 1).astype(np.float32))
-
-
-def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotates the number i of each head with number i + head_size / 2; [rows, heads, head_size]."""
-    first, second = heads.chunk(2, -1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)

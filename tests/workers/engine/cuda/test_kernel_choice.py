@@ -7,18 +7,19 @@ be seen there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 
 from tests.workers.engine.cuda.fake_cuda import FakeCuda, fake_cuda
-from tests.workers.engine.helpers import TINY, peaked_weights, running_engine
+from tests.workers.engine.helpers import TINY, TINY_LLAMA, peaked_weights, running_engine
 from workers.engine.cuda import kernel_choice
 from workers.engine.cuda.kernel_choice import KernelChoice, choose_kernels
 from workers.engine.failures import LoadFailure
 from workers.engine.loader import LoadedModel, build
-from workers.engine.model.config import SHAPES
+from workers.engine.model.config import SHAPES, ModelConfig
 
 DIFFERS = "attend differs from plain torch by 0.5"
 
@@ -42,8 +43,8 @@ class Checks:
         return self._found
 
 
-def choose(check: Callable[..., str | None]) -> KernelChoice:
-    return choose_kernels(SHAPES["small"], torch.bfloat16, 48, torch.device("cuda"), check)
+def choose(check: Callable[..., str | None], config: ModelConfig = SHAPES["small"]) -> KernelChoice:
+    return choose_kernels(config, torch.bfloat16, 48, torch.device("cuda"), check)
 
 
 @pytest.mark.parametrize(("found", "kernels"), [(None, "triton"), (DIFFERS, "torch")])
@@ -95,6 +96,13 @@ def test_a_gpu_that_the_kernels_are_not_compiled_for(capability: tuple[int, int]
         choice = choose(check)
     assert (choice.kernels, check.num_calls) == ("torch", 0)
     assert f"this GPU has {capability[0]}.{capability[1]}" in choice.reason
+
+
+def test_a_longer_context_than_the_kernels_attend_to(fake: FakeCuda) -> None:
+    longest = replace(TINY_LLAMA, n_positions=kernel_choice.MAX_POSITIONS)
+    assert choose(Checks(), longest) == KernelChoice("triton")
+    longer = replace(longest, n_positions=longest.n_positions + 1)
+    assert choose(Checks(), longer) == KernelChoice("torch", kernel_choice.TOO_LONG)
 
 
 @pytest.mark.parametrize("module", ["triton", "cuda.bindings"])

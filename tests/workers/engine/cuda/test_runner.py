@@ -18,6 +18,7 @@ from tests.workers.engine.helpers import (
     CHECKPOINT,
     PROSE,
     TINY,
+    TINY_LLAMA,
     generate,
     peaked_weights,
     random_ids,
@@ -37,6 +38,7 @@ from workers.engine.draw import Draw
 from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.engine.logits_processors import limits
+from workers.engine.model.config import ModelConfig
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.sampling import sample
 
@@ -49,19 +51,24 @@ def device_tiny() -> LoadedModel:
     return LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device=DEVICE), DEVICE, "fp32")
 
 
+@pytest.fixture(scope="module", params=[TINY, TINY_LLAMA], ids=["gpt2", "llama"])
+def device_model(request: pytest.FixtureRequest) -> LoadedModel:
+    return LoadedModel(build(request.param, peaked_weights(request.param), "fp32", device=DEVICE), DEVICE, "fp32")
+
+
 def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> tuple[Batch, KVCache]:
     """A batch, and a cache of 3 entries and 8 suffixes, full of random numbers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(3, 8))
-        cache = KVCache(TINY, 8, torch.float32, CPU)
+        patch.setattr(cuda_cache, "device_budget_bytes", lambda _: budget_for(3, 8, loaded.config))
+        cache = KVCache(loaded.config, 8, torch.float32, CPU)
     cache.layers.normal_(generator=torch.Generator().manual_seed(seed))
     return Batch(loaded.model, cache, size, PLAIN_KERNELS), cache
 
 
-def budget_for(num_entries: int, max_sequences: int) -> int:
-    """Bytes that hold `num_entries` entries and `max_sequences` suffixes of TINY, and no other entry."""
-    slot_bytes = TINY.n_layer * 2 * TINY.n_embd * 4
-    return SlotLayout(num_entries, max_sequences, TINY.n_positions).num_slots * slot_bytes
+def budget_for(num_entries: int, max_sequences: int, config: ModelConfig = TINY) -> int:
+    """Bytes that hold `num_entries` entries and `max_sequences` suffixes, and no other entry."""
+    slot_bytes = config.n_layer * 2 * config.kv_width * 4
+    return SlotLayout(num_entries, max_sequences, config.n_positions).num_slots * slot_bytes
 
 
 def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
@@ -335,7 +342,7 @@ def test_cuda_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch)
         assert_same(ours, theirs)
 
 
-def test_a_text_is_the_same_alone_and_among_48(device_tiny: LoadedModel) -> None:
+def test_a_text_is_the_same_alone_and_among_48(device_model: LoadedModel) -> None:
     """Prompts in chunks of all sizes, in all batch buckets."""
     rng = random.Random(9)
     lengths = [1, 15, 16, 17, 40, 64, 65, 130, 257, 300]
@@ -347,14 +354,14 @@ def test_a_text_is_the_same_alone_and_among_48(device_tiny: LoadedModel) -> None
         )
         for seed in range(48)
     ]
-    with running_engine(device_tiny) as engine:
+    with running_engine(device_model) as engine:
         alone = [results(engine, [one])[0].token_ids for one in requests]
-    with running_engine(device_tiny) as engine:  # with nothing cached
+    with running_engine(device_model) as engine:  # with nothing cached
         assert [one.token_ids for one in results(engine, requests)] == alone
 
 
 @torch.inference_mode()
-def test_segments_have_the_same_bits_together_and_alone(device_tiny: LoadedModel) -> None:
+def test_segments_have_the_same_bits_together_and_alone(device_model: LoadedModel) -> None:
     """Two whole prompts and the ends of two others; a long prompt in one program and in two."""
     rng = random.Random(2)
     prompts = [random_ids(rng, length, TINY.vocab_size) for length in (40, 16, 3, 100)]
@@ -368,8 +375,8 @@ def test_segments_have_the_same_bits_together_and_alone(device_tiny: LoadedModel
 
     def compute(*programs: Sequence[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all entries, and the logits of the last program's segments."""
-        _, cache = make_batch(device_tiny, 1)
-        program = PrefillProgram(device_tiny.model, cache)
+        _, cache = make_batch(device_model, 1)
+        program = PrefillProgram(device_model.model, cache)
         for one in programs:
             program.table.copy_(torch.tensor(program.numbers(one)))
             _, logits = program(max(segment.stop for segment in one))

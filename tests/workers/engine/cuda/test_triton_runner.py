@@ -14,16 +14,15 @@ from tests.workers.helpers import run_python
 # In a process of its own: Triton reads TRITON_INTERPRET when it is imported. The stand-in for `torch.cuda` only answers
 # what a check asks of the device. As in a worker, the check makes the kernels once and the steps once more.
 PROGRAM = """
-import json, random
+import json, os, random
 from dataclasses import replace
 import torch
 from tests.workers.engine.cuda.fake_cuda import fake_cuda
-from tests.workers.engine.helpers import TINY, add, make_core, peaked_weights, random_ids, run_to_end
+from tests.workers.engine.helpers import TINY, TINY_LLAMA, add, make_core, peaked_weights, random_ids, run_to_end
 from workers.engine.cuda.kernel_choice import _self_check, make_kernels
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.loader import LoadedModel, build
-from workers.engine.model.config import ModelConfig
 from workers.engine.request import EngineRequest, SamplingParams
 
 def check():
@@ -31,15 +30,16 @@ def check():
         return _self_check(small, torch.float32, 1, cpu)
 
 cpu = torch.device("cpu:0")
-small = ModelConfig(vocab_size=200, n_positions=32, n_embd=32, n_inner=64, n_head=2)
+tiny = {"gpt2": TINY, "llama": TINY_LLAMA}[os.environ["MODEL"]]
+small = replace(tiny, vocab_size=200, n_positions=32, n_embd=32, n_inner=64, n_head=2, n_kv_head=tiny.n_kv_head and 1)
 torch.set_num_threads(1)
 found = [check()]
-config = replace(TINY, vocab_size=500)
-loaded = LoadedModel(build(config, peaked_weights(config), "fp32", device="cpu:0"), "cpu:0", "fp32")
 rng = random.Random(3)
 prompts = [tuple(random_ids(rng, length, 500)) for length in (5, 70)]
 kinds = [SamplingParams(7), SamplingParams(7, temperature=0), SamplingParams(7, top_k=0, top_p=0.9)]
 texts = []
+config = replace(tiny, vocab_size=500)
+loaded = LoadedModel(build(config, peaked_weights(config), "fp32", device="cpu:0"), "cpu:0", "fp32")
 for name in ("torch", "triton"):
     core = make_core(CudaRunner(loaded, 4, kernels=make_kernels(name, loaded.model, 4, cpu)))
     streams = [add(core, EngineRequest(prompts[seed % 2], params, seed)) for seed, params in enumerate(kinds)]
@@ -52,9 +52,11 @@ print(json.dumps([found, texts]))
 """
 
 
-def test_right_kernels_are_accepted_and_give_the_texts_of_plain_torch_and_a_wrong_kernel_is_named() -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_right_kernels_are_accepted_and_give_the_texts_of_plain_torch_and_a_wrong_kernel_is_named(model: str) -> None:
     pytest.importorskip("triton")
-    done = run_python(PROGRAM, 300, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    done = run_python(PROGRAM, 900, MODEL=model, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
     (right, wrong), (plain, triton) = json.loads(done.stdout.splitlines()[-1])
     assert right is None

@@ -29,6 +29,7 @@ from workers.engine.cuda.kernels.compile import Kernel
 
 MAX_PRELOADED = 64  # registers of 4 bytes with weights
 MAX_EARLY = 6  # chunks
+MAX_HALVES_DEPTH = 4096  # more elements of 16 rows do not fit in registers
 
 
 @tl.core.extern
@@ -48,12 +49,20 @@ def _depth(chunk: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def _load_weights(
-    weight, first_column, chunk: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr
+    weight,
+    first_column,
+    group: tl.constexpr,
+    chunk: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_GATED: tl.constexpr,
 ):
-    """[8, SPLITS, 1, 32]: a chunk of 8 rows of `weight`."""
-    column = (first_column + tl.arange(0, 8))[:, None, None, None]
+    """[8, SPLITS, 1, 32]: a chunk of the 8 rows of `weight` of a group of columns."""
+    column = (first_column + (0 if IS_GATED else 8 * group) + tl.arange(0, 8))[:, None, None, None]
+    row = column + (group * WIDTH if IS_GATED else 0)
     at = _depth(chunk, SPLITS)
-    return tl.load(weight + column.to(tl.int64) * DEPTH + at, mask=(column < WIDTH) & (at < DEPTH), other=0.0)
+    return tl.load(weight + row.to(tl.int64) * DEPTH + at, mask=(column < WIDTH) & (at < DEPTH), other=0.0)
 
 
 @triton.jit
@@ -81,6 +90,13 @@ def _sum_rows(tile):
 
 
 @triton.jit
+def _load_norm(vector, chunk: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr):
+    """[8, SPLITS, 1, 32]: a chunk of a norm's weight or bias, for each row, so that a thread loads what it uses."""
+    at = _depth(chunk, SPLITS) + tl.zeros((8,), tl.int32)[:, None, None, None]
+    return tl.load(vector + at, mask=at < DEPTH, other=0.0)
+
+
+@triton.jit
 def _norm(
     parts,
     norm_weight,
@@ -91,12 +107,15 @@ def _norm(
     HALVES: tl.constexpr,
     SPLITS: tl.constexpr,
     DEPTH: tl.constexpr,
+    IS_RMS: tl.constexpr,
 ):
-    """The layer norm of `parts`, the chunks of a tile, rounded to their dtype."""
-    total = tl.zeros((8, SPLITS, HALVES, 32), tl.float32)
-    for chunk in tl.static_range(len(parts)):
-        total += parts[chunk].to(tl.float32)
-    mean = _sum_rows(total) / DEPTH
+    """The norm of `parts`, the chunks of a tile, rounded to their dtype."""
+    mean = 0.0
+    if not IS_RMS:
+        total = tl.zeros((8, SPLITS, HALVES, 32), tl.float32)
+        for chunk in tl.static_range(len(parts)):
+            total += parts[chunk].to(tl.float32)
+        mean = _sum_rows(total) / DEPTH
     squares = tl.zeros((8, SPLITS, HALVES, 32), tl.float32)
     for chunk in tl.static_range(len(parts)):
         difference = tl.where(_depth(chunk, SPLITS) < DEPTH, parts[chunk].to(tl.float32) - mean, 0.0)
@@ -106,13 +125,15 @@ def _norm(
     for chunk in tl.static_range(len(parts)):
         if chunk < len(gains):
             gain = gains[chunk].to(tl.float32)
-            shift = shifts[chunk].to(tl.float32)
+            if not IS_RMS:
+                shift = shifts[chunk].to(tl.float32)
         else:
-            # For each row, so that a thread loads what it multiplies.
-            at = _depth(chunk, SPLITS) + tl.zeros((8,), tl.int32)[:, None, None, None]
-            gain = tl.load(norm_weight + at, mask=at < DEPTH, other=0.0).to(tl.float32)
-            shift = tl.load(norm_bias + at, mask=at < DEPTH, other=0.0).to(tl.float32)
-        normed = (parts[chunk].to(tl.float32) - mean) * scale * gain + shift
+            gain = _load_norm(norm_weight, chunk, SPLITS, DEPTH).to(tl.float32)
+            if not IS_RMS:
+                shift = _load_norm(norm_bias, chunk, SPLITS, DEPTH).to(tl.float32)
+        normed = (parts[chunk].to(tl.float32) - mean) * scale * gain
+        if not IS_RMS:
+            normed += shift
         out = out + (normed.to(parts[chunk].dtype),)
     return out
 
@@ -124,95 +145,6 @@ def _half(product, HALF: tl.constexpr, SPLITS: tl.constexpr):
     if HALF == 0:
         return lower
     return upper
-
-
-@triton.jit
-def _compute_tile(
-    x,
-    weight,
-    residual,
-    out,
-    first_row,
-    rows,
-    epsilon,
-    norm_weight,
-    norm_bias,
-    gains,
-    shifts,
-    first_column,
-    weights,
-    biases,
-    DEPTH: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_GELU: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HALVES: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
-):
-    """8 · HALVES rows of a block's columns; `weights` are its first chunks."""
-    CHUNK: tl.constexpr = SPLITS * 32
-    NUM_CHUNKS: tl.constexpr = (DEPTH + CHUNK - 1) // CHUNK
-    COLUMNS: tl.constexpr = 8 * GROUPS
-    column = first_column + tl.arange(0, COLUMNS)
-    is_column = column < WIDTH
-    if HAS_RESIDUAL:
-        residuals = ()
-        for half in tl.static_range(HALVES):
-            row = first_row + 8 * half + tl.arange(0, 8)
-            at = residual + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-            residuals = residuals + (tl.load(at, mask=(row < rows)[:, None] & is_column[None, :], other=0.0),)
-    parts = ()
-    for chunk in tl.static_range(NUM_CHUNKS):
-        parts = parts + (_load_rows(x, first_row, rows, chunk, HALVES, SPLITS, DEPTH),)
-    if HAS_NORM:
-        parts = _norm(parts, norm_weight, norm_bias, gains, shifts, epsilon, HALVES, SPLITS, DEPTH)
-
-    zeros = tl.zeros((SPLITS, 16, 8), tl.float32)
-    if not IS_INTERPRETED and not HAS_NORM:
-        zeros += _zero_after_loads().to(tl.float32)
-    products = (zeros,)
-    if GROUPS == 2:
-        products = (zeros, zeros)
-    for chunk in tl.static_range(NUM_CHUNKS):
-        left = _ordered(parts[chunk], HALVES, SPLITS)
-        if HALVES == 1:
-            # The instructions have 16 rows: the upper 8 are the lower again, and are ignored.
-            both = tl.broadcast_to(left[:, None, :, :], (SPLITS, 2, 8, 32))
-            left = tl.reshape(both, (SPLITS, 16, 32))
-        if IS_INTERPRETED:
-            left = left.to(tl.float32)
-        sums = ()
-        for group in tl.static_range(GROUPS):
-            if chunk * GROUPS + group < len(weights):
-                right = weights[chunk * GROUPS + group]
-            else:
-                right = _load_weights(weight, first_column + 8 * group, chunk, SPLITS, DEPTH, WIDTH)
-            if IS_INTERPRETED:
-                right = right.to(tl.float32)
-            right = tl.permute(_ordered(right, 1, SPLITS), (0, 2, 1))
-            sums = sums + (tl.dot(left, right, products[group], input_precision="ieee"),)
-        products = sums
-
-    for half in tl.static_range(HALVES):
-        row = first_row + 8 * half + tl.arange(0, 8)
-        y = _half(products[0], half, SPLITS)
-        if GROUPS == 2:
-            y = tl.permute(tl.join(y, _half(products[1], half, SPLITS)), (0, 1, 3, 2))
-        y = tl.sum(tl.reshape(y, (SPLITS, 8, COLUMNS)), 0)
-        if HAS_BIAS:
-            y += biases.to(tl.float32)[None, :]
-        if HAS_GELU:
-            # As `gelu_new`: y · σ(2u), u = √(2/π) · (y + 0.044715 y³).
-            y = y / (1 + tl.exp(-2 * 0.7978845608028654 * (y + 0.044715 * y * y * y)))
-        if HAS_RESIDUAL:
-            # Rounded before it is added, as where a product and the addition are kernels of their own.
-            y = y.to(x.dtype.element_ty).to(tl.float32) + residuals[half].to(tl.float32)
-        target = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        tl.store(target, y.to(out.dtype.element_ty), mask=(row < rows)[:, None] & is_column[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -229,8 +161,10 @@ def _product(
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_RMS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IS_GATED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HALVES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -241,15 +175,17 @@ def _product(
     IS_DEPENDENT: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):
-    """out ← gelu(norm(x) · weightᵀ + bias) + residual, without the parts that its flags exclude.
+    """out ← activation(norm(x) · weightᵀ + bias) + residual, without the parts that its flags exclude.
 
     Args:
         x: [rows, DEPTH].
-        norm_weight, norm_bias: [DEPTH]; not read without HAS_NORM.
-        weight: [WIDTH, DEPTH], in the dtype of `x`.
-        bias: [WIDTH]; not read without HAS_BIAS.
+        norm_weight, norm_bias: [DEPTH]; not read without HAS_NORM, and the bias not if IS_RMS.
+        weight: [WIDTH, DEPTH], in the dtype of `x`; if IS_GATED [2 · WIDTH, DEPTH], the gate's rows first.
+        bias: [WIDTH] or [2 · WIDTH]; not read without HAS_BIAS.
         residual: [rows, WIDTH], may be `out`; not read without HAS_RESIDUAL.
         out: [rows, WIDTH].
+        ACTIVATION: "gelu" (its tanh form), "silu", or "" for none.
+        IS_GATED: the activation of one half of the columns is multiplied by the other half. GROUPS is 2.
         HALVES: a block computes 8 · HALVES rows at a time.
         IS_LOOP: there are more rows.
         SPLITS: the number of warps; a chunk of the depth is 32 elements for each.
@@ -258,7 +194,12 @@ def _product(
         IS_DEPENDENT: compiled for programmatic dependent launch (compute capability 9.0 and newer).
         IS_INTERPRETED: multiplies in float32: Triton's interpreter has no product of bfloat16.
     """
-    first_column = tl.program_id(0) * (8 * GROUPS)
+    CHUNK: tl.constexpr = SPLITS * 32
+    NUM_CHUNKS: tl.constexpr = (DEPTH + CHUNK - 1) // CHUNK
+    COLUMNS: tl.constexpr = 8 if IS_GATED else 8 * GROUPS
+    first_column = tl.program_id(0) * COLUMNS
+    column = first_column + tl.arange(0, COLUMNS)
+    is_column = column < WIDTH
     if IS_DEPENDENT:
         # The next kernel may start as soon as all blocks of this one run; it waits for their end, as this one does.
         gdc_launch_dependents()
@@ -267,75 +208,83 @@ def _product(
     weights = ()
     for chunk in tl.static_range(PRELOADED):
         for group in tl.static_range(GROUPS):
-            weights = weights + (_load_weights(weight, first_column + 8 * group, chunk, SPLITS, DEPTH, WIDTH),)
+            tile = _load_weights(weight, first_column, group, chunk, SPLITS, DEPTH, WIDTH, IS_GATED)
+            weights = weights + (tile,)
     gains = ()
     shifts = ()
     for chunk in tl.static_range(EARLY if HAS_NORM else 0):
-        at = _depth(chunk, SPLITS) + tl.zeros((8,), tl.int32)[:, None, None, None]
-        gains = gains + (tl.load(norm_weight + at, mask=at < DEPTH, other=0.0),)
-        shifts = shifts + (tl.load(norm_bias + at, mask=at < DEPTH, other=0.0),)
-    biases = 0.0
+        gains = gains + (_load_norm(norm_weight, chunk, SPLITS, DEPTH),)
+        if not IS_RMS:
+            shifts = shifts + (_load_norm(norm_bias, chunk, SPLITS, DEPTH),)
+    biases = ()
     if HAS_BIAS:
-        column = first_column + tl.arange(0, 8 * GROUPS)
-        biases = tl.load(bias + column, mask=column < WIDTH, other=0.0)
+        for part in tl.static_range(2 if IS_GATED else 1):
+            biases = biases + (tl.load(bias + part * WIDTH + column, mask=is_column, other=0.0),)
     if IS_DEPENDENT:
         gdc_wait()
-    # Without a loop where there is one tile: Triton 3.7 keeps in shared memory what a loop multiplies by.
-    if IS_LOOP:
-        for first_row in range(0, rows, 16):
-            _compute_tile(
-                x,
-                weight,
-                residual,
-                out,
-                first_row,
-                rows,
-                epsilon,
-                norm_weight,
-                norm_bias,
-                gains,
-                shifts,
-                first_column,
-                weights,
-                biases,
-                DEPTH,
-                WIDTH,
-                HAS_NORM,
-                HAS_BIAS,
-                HAS_GELU,
-                HAS_RESIDUAL,
-                HALVES,
-                GROUPS,
-                SPLITS,
-                IS_INTERPRETED,
-            )
-    else:
-        _compute_tile(
-            x,
-            weight,
-            residual,
-            out,
-            0,
-            rows,
-            epsilon,
-            norm_weight,
-            norm_bias,
-            gains,
-            shifts,
-            first_column,
-            weights,
-            biases,
-            DEPTH,
-            WIDTH,
-            HAS_NORM,
-            HAS_BIAS,
-            HAS_GELU,
-            HAS_RESIDUAL,
-            HALVES,
-            GROUPS,
-            SPLITS,
-            IS_INTERPRETED,
-        )
+    # One tile is no loop to the compiler: Triton 3.7 keeps in shared memory what a loop multiplies by.
+    for first_row in range(0, rows if IS_LOOP else 8 * HALVES, 8 * HALVES):
+        if HAS_RESIDUAL:
+            residuals = ()
+            for half in tl.static_range(HALVES):
+                row = first_row + 8 * half + tl.arange(0, 8)
+                at = residual + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+                residuals = residuals + (tl.load(at, mask=(row < rows)[:, None] & is_column[None, :], other=0.0),)
+        parts = ()
+        for chunk in tl.static_range(NUM_CHUNKS):
+            parts = parts + (_load_rows(x, first_row, rows, chunk, HALVES, SPLITS, DEPTH),)
+        if HAS_NORM:
+            parts = _norm(parts, norm_weight, norm_bias, gains, shifts, epsilon, HALVES, SPLITS, DEPTH, IS_RMS)
+
+        zeros = tl.zeros((SPLITS, 16, 8), tl.float32)
+        if not IS_INTERPRETED and not HAS_NORM:
+            zeros += _zero_after_loads().to(tl.float32)
+        products = (zeros,)
+        if GROUPS == 2:
+            products = (zeros, zeros)
+        for chunk in tl.static_range(NUM_CHUNKS):
+            left = _ordered(parts[chunk], HALVES, SPLITS)
+            if HALVES == 1:
+                # The instructions have 16 rows: the upper 8 are the lower again, and are ignored.
+                both = tl.broadcast_to(left[:, None, :, :], (SPLITS, 2, 8, 32))
+                left = tl.reshape(both, (SPLITS, 16, 32))
+            if IS_INTERPRETED:
+                left = left.to(tl.float32)
+            sums = ()
+            for group in tl.static_range(GROUPS):
+                if chunk * GROUPS + group < len(weights):
+                    right = weights[chunk * GROUPS + group]
+                else:
+                    right = _load_weights(weight, first_column, group, chunk, SPLITS, DEPTH, WIDTH, IS_GATED)
+                if IS_INTERPRETED:
+                    right = right.to(tl.float32)
+                right = tl.permute(_ordered(right, 1, SPLITS), (0, 2, 1))
+                sums = sums + (tl.dot(left, right, products[group], input_precision="ieee"),)
+            products = sums
+
+        for half in tl.static_range(HALVES):
+            row = first_row + 8 * half + tl.arange(0, 8)
+            y = _half(products[0], half, SPLITS)
+            if GROUPS == 2 and not IS_GATED:
+                y = tl.permute(tl.join(y, _half(products[1], half, SPLITS)), (0, 1, 3, 2))
+            y = tl.sum(tl.reshape(y, (SPLITS, 8, COLUMNS)), 0)
+            if HAS_BIAS:
+                y += biases[0].to(tl.float32)[None, :]
+            if ACTIVATION == "gelu":
+                # As `gelu_new`: y · σ(2u), u = √(2/π) · (y + 0.044715 y³).
+                y = y / (1 + tl.exp(-2 * 0.7978845608028654 * (y + 0.044715 * y * y * y)))
+            elif ACTIVATION == "silu":
+                y = y / (1 + tl.exp(-y))
+            if IS_GATED:
+                up = tl.sum(_half(products[1], half, SPLITS), 0)
+                if HAS_BIAS:
+                    up += biases[1].to(tl.float32)[None, :]
+                y *= up
+            if HAS_RESIDUAL:
+                # Rounded before it is added, as where a product and the addition are kernels of their own.
+                y = y.to(x.dtype.element_ty).to(tl.float32) + residuals[half].to(tl.float32)
+            target = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+            tl.store(target, y.to(out.dtype.element_ty), mask=(row < rows)[:, None] & is_column[None, :])
 
 
 @cache
@@ -353,11 +302,12 @@ def divide(depth: int, num_rows: int, *, has_norm: bool) -> dict[str, int]:
     num_warps = 4 if depth <= 1024 else 8
     num_chunks = -(-depth // (32 * num_warps))
     groups = 2 if has_norm else 1
+    halves = 1 if num_rows <= 8 or depth > MAX_HALVES_DEPTH else 2
     return {
         "GROUPS": groups,
         "SPLITS": num_warps,
-        "HALVES": 1 if num_rows <= 8 else 2,
-        "IS_LOOP": num_rows > 16,
+        "HALVES": halves,
+        "IS_LOOP": num_rows > 8 * halves,
         "PRELOADED": min(num_chunks, MAX_PRELOADED // (4 * groups)),
         # More would not leave enough registers.
         "EARLY": num_chunks if has_norm and num_rows <= 8 and num_chunks <= MAX_EARLY else 0,

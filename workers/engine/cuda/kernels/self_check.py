@@ -8,16 +8,26 @@ raised, as it is no result of a comparison. Knows tensors and kernels. Does not 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from workers.engine.arithmetic_code import MIN_WIDTH
-from workers.engine.cuda.step_kernels import AT, MAX_STEPS, POINT, ROWS_AT_ONCE, Product, StepKernels, TorchKernels
+from workers.engine.cuda.step_kernels import (
+    AT,
+    MAX_STEPS,
+    POINT,
+    ROWS_AT_ONCE,
+    Attention,
+    Product,
+    StepKernels,
+    TorchKernels,
+)
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.linear import DeviceHead, DeviceLinear
-from workers.engine.model.transformer import ACTIVATIONS, Norm
+from workers.engine.model.transformer import Norm, activate, rotations
 
 # Bounds of the difference, relative to a number if that exceeds 1. About four units in the last place of 16-bit types.
 BOUNDS = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
@@ -113,7 +123,8 @@ def check_kernels(kernels: StepKernels, setting: CheckSetting) -> tuple[KernelCh
 @torch.inference_mode()
 def check_begin(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     config, table = setting.config, setting.table()
-    weights = setting.random(NUM_IDS, config.n_embd), setting.random(config.n_positions, config.n_embd, seed=1)
+    positions = None if config.rotary else setting.random(config.n_positions, config.n_embd, seed=1)
+    weights = setting.random(NUM_IDS, config.n_embd), positions
     x, expected = kernels.begin(table, *weights), TorchKernels(1).begin(table, *weights)
     alone = [kernels.begin(column, *weights) for column in _each(table)]
     return _result("begin", x, expected, _dependences(x, alone), setting)
@@ -122,37 +133,19 @@ def check_begin(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
 @torch.inference_mode()
 def check_multiply(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     """All products of a layer, and a head of few tokens: alone, and in batches around multiples of 8 and 16 rows."""
-    config = setting.config
-    width, inner = config.n_embd, config.n_inner
-
-    def random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
-        return setting.random(*shape, seed=seed) * scale
-
-    norm = Norm(1 + random(width, scale=0.3), random(width, scale=0.3, seed=1), config.norm_epsilon)
-    activate = ACTIVATIONS[config.activation_function]
-    head = DeviceHead.pad(random(NUM_IDS, width, scale=width**-0.5, seed=7))
-
-    def linear(num_out: int, num_in: int) -> DeviceLinear:
-        return DeviceLinear(random(num_out, num_in, scale=num_in**-0.5, seed=num_out), random(num_out, seed=3))
-
-    products = (
-        Product(linear(3 * width, width), norm),
-        Product(linear(width, width), is_added=True),
-        Product(linear(inner, width), norm, activate),
-        Product(linear(width, inner), is_added=True),
-        Product(head, norm),
-    )
+    width = setting.config.n_embd
+    products = products_of(setting)
     ours, theirs, faults = [], [], []
     # Far from 0, so that a norm's mean matters.
-    x = 2 + random(setting.max_sequences, width, scale=3, seed=4)
+    x = 2 + 3 * setting.random(setting.max_sequences, width, seed=4)
     few = x[:MAX_ROWS_ALONE]
-    inputs = {num_in: random(len(few), num_in, seed=num_in) for num_in in (width, inner)}
     batches = BATCHES if kernels.has_equal_products(setting.dtype) else ()
     for product in products:
         if product.is_added and not batches:  # the next product would add it
             continue
         assert isinstance(product.linear, DeviceLinear | DeviceHead)
-        y = inputs[product.linear.weight.shape[1]]
+        num_in = product.linear.weight.shape[1]
+        y = setting.random(len(few), num_in, seed=num_in)
 
         def rows(first: int, stop: int, product: Product = product, y: Tensor = y) -> Tensor:
             return kernels.multiply(product, few[first:stop].clone(), y[first:stop])
@@ -164,12 +157,43 @@ def check_multiply(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
             if stop <= len(few) and not rows(first, stop).equal(out[first:stop]):
                 faults.append(f"rows {first} to {stop - 1} of {len(out[0])} columns have other bits than in a batch")
     # The largest batch, whose residual additions show in the logits only.
-    added, last, y = products[1], products[-1], random(len(x), width, seed=5)
+    added, last, y = products[1], products[-1], setting.random(len(x), setting.config.query_width, seed=5)
     sums = x.clone()
     kernels.multiply(added, sums, y)
     ours.append(kernels.multiply(last, sums, None).flatten())
     theirs.append(_multiply_exactly(last, _multiply_exactly(added, x, y).to(x.dtype), y).flatten())
     return _result("multiply", torch.cat(ours), torch.cat(theirs), faults, setting)
+
+
+def products_of(setting: CheckSetting) -> tuple[Product, ...]:
+    """The products of a layer, and a head of few tokens."""
+    config, random = setting.config, setting.random
+    width = config.n_embd
+    bias = None if config.is_rms_norm else 0.3 * random(width, seed=1)
+    norm = Norm(1 + 0.3 * random(width), bias, config.norm_epsilon)
+
+    def linear(num_out: int, num_in: int, has_bias: bool) -> DeviceLinear:
+        weight = random(num_out, num_in, seed=num_out) * num_in**-0.5
+        return DeviceLinear(weight, random(num_out, seed=3) if has_bias else None)
+
+    return (
+        Product(linear(config.qkv_width, width, config.has_qkv_bias), norm),
+        Product(linear(width, config.query_width, config.has_out_bias), is_added=True),
+        Product(linear(config.up_width, width, config.has_mlp_bias), norm, partial(activate, config)),
+        Product(linear(width, config.n_inner, config.has_mlp_bias), is_added=True),
+        Product(DeviceHead.pad(random(NUM_IDS, width, seed=7) * width**-0.5), norm),
+    )
+
+
+def attention_of(setting: CheckSetting) -> Attention:
+    """What precedes attention in the model."""
+    config, angles = setting.config, rotations(setting.config)
+    attention = Attention(rotations=None if angles is None else angles.to(setting.device))
+    if not config.has_head_norms:
+        return attention
+    query, key = (1 + 0.3 * setting.random(config.head_size, seed=seed) for seed in (8, 9))
+    scaled = Norm(query * config.head_size**-0.5, None, config.norm_epsilon)
+    return replace(attention, query_norm=scaled, key_norm=Norm(key, None, config.norm_epsilon))
 
 
 def _multiply_exactly(product: Product, x: Tensor, y: Tensor) -> Tensor:
@@ -192,22 +216,23 @@ def _multiply_exactly(product: Product, x: Tensor, y: Tensor) -> Tensor:
 def check_attend(kernels: StepKernels, setting: CheckSetting) -> KernelCheck:
     config = setting.config
     table = setting.table()
-    slots = setting.random(setting.num_slots(), 2, config.n_head, config.head_size)
-    qkv = setting.random(setting.max_sequences, 3 * config.n_embd, seed=1)
-    qkv[:, : config.n_embd] *= config.head_size**-0.5
+    attend = partial(kernels.attend, attention_of(setting))
+    slots = setting.random(setting.num_slots(), 2, config.num_kv_heads, config.head_size)
+    qkv = setting.random(setting.max_sequences, config.qkv_width, seed=1)
+    qkv[:, : config.query_width] *= config.head_size**-0.5
     # Padding rows store in the same slot: the same key and value, so that the result is defined.
     qkv[6::7] = qkv[6 % len(qkv)].clone()
     expected_slots = slots.clone()
-    twin = TorchKernels(config.n_positions)
+    twin = partial(TorchKernels(config.n_positions).attend, attention_of(setting))
     parts = range(0, len(qkv), ROWS_AT_ONCE)
-    expected = [
-        twin.attend(qkv[at : at + ROWS_AT_ONCE], expected_slots, table[:, at : at + ROWS_AT_ONCE]) for at in parts
-    ]
-    out = kernels.attend(qkv, slots, table)
-    faults = [] if slots.equal(expected_slots) else ["other keys and values are stored"]
-    if not kernels.attend(qkv, slots, table).equal(out):
+    expected = [twin(qkv[at : at + ROWS_AT_ONCE], expected_slots, table[:, at : at + ROWS_AT_ONCE]) for at in parts]
+    out = attend(qkv, slots, table)
+    # Keys that are rotated or normed are rounded.
+    bound = BOUNDS[setting.dtype] if config.rotary else 0.0
+    faults = [] if _difference(slots, expected_slots) <= bound else ["other keys and values are stored"]
+    if not attend(qkv, slots, table).equal(out):
         faults.append("a second launch has other results")
-    alone = [kernels.attend(qkv[row : row + 1], slots, column) for row, column in enumerate(_each(table))]
+    alone = [attend(qkv[row : row + 1], slots, column) for row, column in enumerate(_each(table))]
     return _result("attend", out, torch.cat(expected), [*faults, *_dependences(out, alone)], setting)
 
 

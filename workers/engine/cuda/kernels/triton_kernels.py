@@ -9,11 +9,11 @@ batch's table. Does not know sequences and graphs.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from workers.engine.cuda.kernels import attention
-from workers.engine.cuda.kernels.attention import ATTEND
+from workers.engine.cuda.kernels.attention import ATTEND, MAX_COMBINED, MAX_PROGRAMS, TILES, TOKENS
 from workers.engine.cuda.kernels.embedding import BEGIN
 from workers.engine.cuda.kernels.launch import Launcher
 from workers.engine.cuda.kernels.norm import ADD_NORM
@@ -33,6 +33,7 @@ from workers.engine.cuda.step_kernels import (
     TOP_K,
     TOP_P,
     WIDTH,
+    Attention,
     Product,
 )
 from workers.engine.draw import NUM_CANDIDATES
@@ -42,17 +43,10 @@ from workers.engine.model.transformer import ACTIVATIONS, Norm, gelu_new
 
 LOG_CANDIDATES = NUM_CANDIDATES.bit_length() - 1
 PRODUCT_CAPABILITY = 80  # the first with the instructions of `product`
+# Activations that `product` computes.
+KERNEL_ACTIVATIONS = {gelu_new: "gelu", F.silu: "silu"}
 # Of `product`: all batches up to the default of TERCET_MAX_BATCH, so that texts do not depend on the batch.
 MAX_ROWS = 48
-
-
-def has_gelu_epilogue(y: Tensor) -> bool:
-    """Whether a product of `y` can compute the tanh form of GELU before it stores its result.
-
-    torch's CUDA product does so with cuBLASLt's epilogue, or by `gelu_(…, "tanh")` where it uses plain cuBLAS; on a CPU
-    the same function computes the form with erf. Source: `addmm_out_cuda_impl` in aten/src/ATen/native/cuda/Blas.cpp.
-    """
-    return y.is_cuda
 
 
 class TritonKernels:
@@ -71,11 +65,14 @@ class TritonKernels:
             RuntimeError: if the CUDA driver reports an error.
         """
         self._launcher = launcher or Launcher(device)
-        self._has_gelu = ACTIVATIONS[config.activation_function] is gelu_new and not config.is_gated
+        self._activation = KERNEL_ACTIVATIONS.get(ACTIVATIONS[config.activation_function], "")
+        self._is_gated = config.is_gated
         self._unadded: Tensor | None = None
         heads, self._head_width = config.n_head, triton.next_power_of_2(config.head_size)
-        self._num_splits = -(-config.n_positions // (attention.TOKENS * attention.TILES))
-        self._max_splits = triton.next_power_of_2(self._num_splits)
+        num_splits = -(-config.n_positions // (TOKENS * TILES))
+        self._turns = -(-num_splits // MAX_PROGRAMS)
+        self._num_programs = -(-num_splits // self._turns)
+        self._max_splits = triton.next_power_of_2(num_splits)
         means = (max_sequences, heads, self._max_splits, self._head_width)
         self._partial_means = torch.empty(means, device=device)
         self._partial_weights = torch.empty(max_sequences, heads, 2, self._max_splits, device=device)
@@ -86,7 +83,6 @@ class TritonKernels:
         self._sums = torch.empty(max_sequences, 2, self._num_blocks, device=device)
 
     def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
-        assert position_embedding is not None
         self._unadded = None
         size, width = table.shape[1], token_embedding.shape[1]
         x = torch.empty(size, width, dtype=token_embedding.dtype, device=table.device)
@@ -95,13 +91,14 @@ class TritonKernels:
             (size, 1, 1),
             table,
             token_embedding,
-            position_embedding,
+            token_embedding if position_embedding is None else position_embedding,
             x,
             table.stride(0),
             ID=ID,
             POSITION=POSITION,
             WIDTH=width,
             BLOCK=triton.next_power_of_2(width),
+            HAS_POSITIONS=position_embedding is not None,
         )
         return x
 
@@ -130,7 +127,10 @@ class TritonKernels:
         linear = product.linear
         if product.activate is None:
             return linear(y)
-        if self._has_gelu and isinstance(linear, DeviceLinear) and linear.bias is not None and has_gelu_epilogue(y):
+        # torch's CUDA product computes the tanh form of GELU, in an epilogue or after it; on a CPU the form with
+        # erf. Source: `addmm_out_cuda_impl` in aten/src/ATen/native/cuda/Blas.cpp.
+        has_epilogue = self._activation == "gelu" and not self._is_gated and y.is_cuda
+        if has_epilogue and isinstance(linear, DeviceLinear) and linear.bias is not None:
             return torch._addmm_activation(linear.bias, y, linear.weight.T, use_gelu=True)
         return product.activate(linear(y))
 
@@ -145,14 +145,15 @@ class TritonKernels:
         source = y if norm is None else x
         assert source is not None
         rows, depth = source.shape
-        width = len(linear.weight)
+        activation = "" if product.activate is None else self._activation
+        is_gated = activation != "" and self._is_gated
+        width = len(linear.weight) >> is_gated
         out = x if product.is_added else torch.empty(rows, width, dtype=x.dtype, device=x.device)
-        has_gelu = product.activate is not None and self._has_gelu
         sizes = divide(depth, rows, has_norm=norm is not None)
         # x also stands for the tensors that this product does not read.
         self._launcher.launch(
             product_kernel(sizes["SPLITS"]),
-            (-(-width // (8 * sizes["GROUPS"])), 1, 1),
+            (-(-width // (8 if is_gated else 8 * sizes["GROUPS"])), 1, 1),
             source,
             x if norm is None else norm.weight,
             x if norm is None or norm.bias is None else norm.bias,
@@ -165,12 +166,14 @@ class TritonKernels:
             DEPTH=depth,
             WIDTH=width,
             HAS_NORM=norm is not None,
+            IS_RMS=norm is not None and norm.bias is None,
             HAS_BIAS=linear.bias is not None,
-            HAS_GELU=has_gelu,
+            ACTIVATION=activation,
+            IS_GATED=is_gated,
             HAS_RESIDUAL=product.is_added,
             **sizes,
         )
-        return product.activate(out) if product.activate is not None and not has_gelu else out
+        return out if product.activate is None or activation else product.activate(out)
 
     def _norm(self, x: Tensor, norm: Norm, y: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The norm of x [rows, n_embd], after y is added to it in place.
@@ -179,7 +182,6 @@ class TritonKernels:
             out: gets the result; it may have more rows.
         """
         size, width = x.shape
-        assert norm.bias is not None
         out = torch.empty_like(x) if out is None else out
         self._launcher.launch(
             ADD_NORM,
@@ -187,21 +189,24 @@ class TritonKernels:
             x,
             x if y is None else y,
             norm.weight,
-            norm.bias,
+            norm.weight if norm.bias is None else norm.bias,
             out,
             float(norm.epsilon),
             WIDTH=width,
             BLOCK=triton.next_power_of_2(width),
             ADDS=y is not None,
+            IS_RMS=norm.bias is None,
         )
         return out
 
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        size, (_, _, heads, head_size) = len(qkv), slots.shape
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        size, (_, _, kv_heads, head_size) = len(qkv), slots.shape
+        heads = qkv.shape[1] // head_size - 2 * kv_heads
+        query_norm, key_norm, rotations = attention.query_norm, attention.key_norm, attention.rotations
         out = torch.empty(size, heads * head_size, dtype=qkv.dtype, device=qkv.device)
         self._launcher.launch(
             ATTEND,
-            (heads, self._num_splits, size),
+            (heads, self._num_programs, size),
             qkv,
             slots,
             table,
@@ -209,17 +214,27 @@ class TritonKernels:
             self._partial_means,
             self._partial_weights,
             self._num_done,
+            # qkv also stands for the tensors that this attention does not read.
+            qkv if query_norm is None else query_norm.weight,
+            qkv if key_norm is None else key_norm.weight,
+            qkv if rotations is None else rotations,
+            0.0 if query_norm is None else float(query_norm.epsilon),
             table.stride(0),
             START=START,
             ENTRY=ENTRY,
             SUFFIX=SUFFIX,
             POSITION=POSITION,
             HEADS=heads,
+            KV_HEADS=kv_heads,
             HEAD_SIZE=head_size,
             WIDTH=self._head_width,
-            TOKENS=attention.TOKENS,
-            TILES=attention.TILES,
+            TOKENS=TOKENS,
+            TILES=TILES,
+            TURNS=self._turns,
             MAX_SPLITS=self._max_splits,
+            COMBINED=min(self._max_splits, MAX_COMBINED),
+            HAS_NORMS=query_norm is not None,
+            HAS_ROTATION=rotations is not None,
         )
         return out
 

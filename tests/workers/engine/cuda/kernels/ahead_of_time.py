@@ -17,11 +17,10 @@ from torch import Tensor
 
 from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_kernel
 from workers.engine.cuda.kernels.launch import DEPENDENT_CAPABILITY, Grid, argument_types, target_constants
+from workers.engine.cuda.kernels.self_check import CheckSetting, attention_of, products_of
 from workers.engine.cuda.kernels.triton_kernels import PRODUCT_CAPABILITY, TritonKernels
-from workers.engine.cuda.step_kernels import TABLE_ROWS, Product
+from workers.engine.cuda.step_kernels import TABLE_ROWS
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.linear import DeviceHead, DeviceLinear
-from workers.engine.model.transformer import Norm, gelu_new
 
 CPU = torch.device("cpu")
 
@@ -58,35 +57,29 @@ def compile_step_kernels(
         Kernel name → its machine code.
     """
     launcher = CompilingLauncher(capability)
-    kernels = TritonKernels(config, 1, CPU, launcher)
+    kernels, setting = TritonKernels(config, 1, CPU, launcher), _NoNumbers(config, dtype, 1, CPU)
     table = torch.zeros(TABLE_ROWS, 1, dtype=torch.float64)
-    embeddings = (torch.empty(1, config.n_embd, dtype=dtype) for _ in range(2))
-    kernels.begin(table, *embeddings)
-    slots = torch.empty(1, 2, config.n_head, config.head_size, dtype=dtype)
-    kernels.attend(torch.empty(1, 3 * config.n_embd, dtype=dtype), slots, table)
-    norm = Norm(torch.empty(config.n_embd, dtype=dtype), torch.empty(config.n_embd, dtype=dtype), 1e-5)
+    row = setting.random(1, config.n_embd)
+    kernels.begin(table, row, None if config.rotary else row)
+    slots = setting.random(1, 2, config.num_kv_heads, config.head_size)
+    kernels.attend(attention_of(setting), setting.random(1, config.qkv_width), slots, table)
+    products = products_of(setting)
     if capability >= PRODUCT_CAPABILITY and dtype != torch.float32:
         for num_rows in (1, 9, 17):
-            _multiply(kernels, config, norm, num_rows)
-    kernels._norm(torch.empty(1, config.n_embd, dtype=dtype), norm, torch.empty(1, config.n_embd, dtype=dtype))
+            for product in products:
+                y = None if product.norm is not None else setting.random(num_rows, product.linear.weight.shape[1])
+                kernels.multiply(product, setting.random(num_rows, config.n_embd), y)
+    kernels._norm(row, products[0].norm, row)
     logits = torch.empty(1, logits_stride or config.vocab_size)[:, : config.vocab_size]
     kernels.draw(logits, table, torch.empty(1, 4, 1, dtype=torch.float64))
     return launcher.compiled
 
 
-def _multiply(kernels: TritonKernels, config: ModelConfig, norm: Norm, num_rows: int) -> None:
-    width, inner, dtype = config.n_embd, config.n_inner, norm.weight.dtype
+class _NoNumbers(CheckSetting):
+    """Memory that is not filled: what is compiled depends on shapes only."""
 
-    def linear(num_out: int, num_in: int) -> DeviceLinear:
-        return DeviceLinear(torch.empty(num_out, num_in, dtype=dtype), torch.empty(num_out, dtype=dtype))
-
-    head = DeviceHead.pad(torch.empty(config.vocab_size, width, dtype=dtype))
-    x, y, wide = (torch.empty(num_rows, size, dtype=dtype) for size in (width, width, inner))
-    kernels.multiply(Product(linear(3 * width, width), norm), x, None)
-    kernels.multiply(Product(linear(width, width), is_added=True), x, y)
-    kernels.multiply(Product(linear(inner, width), norm, gelu_new), x, None)
-    kernels.multiply(Product(linear(width, inner), is_added=True), x, wide)
-    kernels.multiply(Product(head, norm), x, None)
+    def random(self, *shape: int, dtype: torch.dtype | None = None, seed: int = 0) -> Tensor:
+        return torch.empty(*shape, dtype=dtype or self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

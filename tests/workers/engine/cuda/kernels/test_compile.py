@@ -19,6 +19,7 @@ from tests.workers.engine.cuda.kernels.ahead_of_time import (
     disassemble,
     read_resources,
 )
+from tests.workers.engine.helpers import SMOLLM2
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import Product
 from workers.engine.model.config import SHAPES
@@ -26,15 +27,14 @@ from workers.engine.model.linear import DeviceLinear
 
 # In the order of a step.
 KERNELS = ("begin", "attend", "product", "add_norm", "find_candidates", "draw")
-# Compute capability, type of the weights. 7.5 (T4) has no bf16.
+# Model, compute capability, type of the weights. 7.5 (T4) has no bf16. No worker uses the kernels on 12.0.
 COMBINATIONS = [
-    (75, torch.float16),
-    (80, torch.bfloat16),
-    (86, torch.bfloat16),
-    (90, torch.bfloat16),
-    (90, torch.float16),
-    (90, torch.float32),
+    *(("medium", *each) for each in ((75, torch.float16), (90, torch.float16), (90, torch.float32))),
+    *(("medium", capability, torch.bfloat16) for capability in (80, 86, 90, 120)),
+    ("llama", 75, torch.float16),
+    *(("llama", capability, torch.bfloat16) for capability in (80, 86, 90, 120)),
 ]
+MODELS = SHAPES | {"llama": SMOLLM2}
 LOGITS_STRIDE = 50_304  # the vocabulary, padded to a multiple of 64
 # `product` and `attend` keep in registers what they load before they wait; in a loop over rows, Triton 3.7 keeps it in
 # shared memory. A draw is a block for each row.
@@ -50,9 +50,11 @@ MAX_SHARED_BYTES = {
 }
 
 
-@pytest.mark.parametrize(("capability", "dtype"), COMBINATIONS)
-def test_kernels_stay_within_registers_and_shared_memory_and_do_not_spill(capability: int, dtype: torch.dtype) -> None:
-    compiled = compile_step_kernels(SHAPES["medium"], dtype, capability, LOGITS_STRIDE)
+@pytest.mark.parametrize(("model", "capability", "dtype"), COMBINATIONS)
+def test_kernels_stay_within_registers_and_shared_memory_and_do_not_spill(
+    model: str, capability: int, dtype: torch.dtype
+) -> None:
+    compiled = compile_step_kernels(MODELS[model], dtype, capability, LOGITS_STRIDE)
     used = {name: read_resources(kernel) for name, kernel in compiled.items()}
     has_products = capability >= 80 and dtype != torch.float32
     assert tuple(used) == tuple(name for name in KERNELS if name != "product" or has_products)

@@ -100,7 +100,7 @@ def launch(launcher: Launcher, rows: int = 3) -> list[torch.Tensor]:
         *(torch.zeros(64) for _ in range(2)),
         torch.zeros(rows, 64),
     ]
-    launcher.launch(ADD_NORM, (rows, 1, 1), *tensors, 0.5, WIDTH=64, BLOCK=64, ADDS=True)
+    launcher.launch(ADD_NORM, (rows, 1, 1), *tensors, 0.5, WIDTH=64, BLOCK=64, ADDS=True, IS_RMS=False)
     return tensors
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.workers.engine.helpers import SMOLLM2, TINY_LLAMA
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting, check_kernels
 from workers.engine.cuda.step_kernels import (
     AT,
@@ -24,6 +25,7 @@ from workers.engine.cuda.step_kernels import (
     START,
     TOP_P,
     WIDTH,
+    Attention,
     Product,
     TorchKernels,
     multiply,
@@ -36,6 +38,7 @@ CONFIG = ModelConfig(vocab_size=300, n_embd=32, n_head=2, n_positions=256)
 SETTING = CheckSetting(CONFIG, torch.float32, 9, CPU)
 
 
+@pytest.mark.timeout(1200)
 def test_kernels_equal_plain_torch_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     program = Path(__file__).with_name("interpreted_checks.py")
@@ -61,9 +64,10 @@ class _RowByRow(TorchKernels):
         outs = [multiply(product, x[row : row + 1], None if y is None else y[row : row + 1]) for row in range(len(x))]
         return torch.cat(outs)
 
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         parent = super().attend
-        return torch.cat([parent(qkv[row : row + 1], slots, table[:, row : row + 1]) for row in range(len(qkv))])
+        rows = [slice(row, row + 1) for row in range(len(qkv))]
+        return torch.cat([parent(attention, qkv[row], slots, table[:, row]) for row in rows])
 
 
 class _WrongPosition(_RowByRow):
@@ -92,32 +96,57 @@ class _ProductDependsOnTheBatch(_RowByRow):
 
 
 class _NewTokenIsIgnored(_RowByRow):
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         table = table.clone()
-        super().attend(qkv, slots, table)
+        super().attend(attention, qkv, slots, table)
         table[POSITION] = (table[POSITION] - 1).clamp(min=0)
-        return super().attend(qkv, slots.clone(), table)
+        return super().attend(attention, qkv, slots.clone(), table)
 
 
 class _KeysAreNotStored(_RowByRow):
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        return super().attend(qkv, slots.clone(), table)
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        return super().attend(attention, qkv, slots.clone(), table)
 
 
 class _EntryEndsEarly(_RowByRow):
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         table = table.clone()
         table[START] = (table[START] - 1).clamp(min=0)
-        return super().attend(qkv, slots, table)
+        return super().attend(attention, qkv, slots, table)
 
 
 class _CounterIsNotReset(_RowByRow):
     num_launches = 0
 
-    def attend(self, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         self.num_launches += 1
-        out = super().attend(qkv, slots, table)
+        out = super().attend(attention, qkv, slots, table)
         return out if self.num_launches == 1 else out.zero_()
+
+
+class _RotationIsLeftOut(_RowByRow):
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        return super().attend(replace(attention, rotations=None), qkv, slots, table)
+
+
+class _HeadNormsAreLeftOut(_RowByRow):
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        return super().attend(Attention(rotations=attention.rotations), qkv, slots, table)
+
+
+class _OtherKeysAreRead(_RowByRow):
+    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
+        flipped = slots.flip(2)
+        out = super().attend(attention, qkv, slots, table)
+        return out if slots.shape[2] == 1 else super().attend(attention, qkv, flipped, table)
+
+
+class _GateAndUpAreSwapped(_RowByRow):
+    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
+        activate = product.activate
+        if activate is None:
+            return super().multiply(product, x, y)
+        return super().multiply(replace(product, activate=lambda z: activate(z.roll(z.shape[1] // 2, 1))), x, y)
 
 
 class _LargerIdFirst(_RowByRow):
@@ -200,6 +229,22 @@ def test_a_faulty_kernel_is_found(kernels: Callable[[int], TorchKernels], name: 
     assert [check.name for check in checks if not check.is_correct] == [name]
 
 
+@pytest.mark.parametrize(
+    ("kernels", "name"),
+    [
+        (_RowByRow, None),
+        (_RotationIsLeftOut, "attend"),
+        (_HeadNormsAreLeftOut, "attend"),
+        (_OtherKeysAreRead, "attend"),
+        (_GateAndUpAreSwapped, "multiply"),
+    ],
+)
+def test_a_faulty_kernel_of_llamas_family_is_found(kernels: Callable[[int], TorchKernels], name: str | None) -> None:
+    setting = CheckSetting(replace(TINY_LLAMA, n_positions=256), torch.float32, 9, CPU)
+    checks = check_kernels(kernels(256), setting)
+    assert [check.name for check in checks if not check.is_correct] == ([] if name is None else [name])
+
+
 def test_an_error_of_the_device_is_raised() -> None:
     class Failing(TorchKernels):
         def draw(self, *_: Any) -> None:
@@ -211,12 +256,12 @@ def test_an_error_of_the_device_is_raised() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("heads", [4, 12])
-def test_kernels_equal_plain_torch_on_a_gpu(dtype: torch.dtype, heads: int) -> None:
+@pytest.mark.parametrize("config", [*(replace(CONFIG, n_embd=64 * heads, n_head=heads) for heads in (4, 12)), SMOLLM2])
+def test_kernels_equal_plain_torch_on_a_gpu(dtype: torch.dtype, config: ModelConfig) -> None:
     pytest.importorskip("triton")
     from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 
-    config = replace(CONFIG, n_embd=64 * heads, n_head=heads, n_positions=1024, vocab_size=50257)
+    config = replace(config, n_positions=1024, vocab_size=50257)
     setting = CheckSetting(config, dtype, 96, torch.device("cuda"))
     checks = check_kernels(TritonKernels(config, 96, setting.device), setting)
     assert [check for check in checks if not check.is_correct] == []
