@@ -23,6 +23,10 @@ PART_CHARS = 4096  # of a long text are encoded at once, in about 3 ms
 # digits first, joins the spaces before a number.
 _WORD_START = re.compile(r"(?<=[^\W_])\s|(?<=\S) (?=\S)")
 
+# Words whose tokens each thread that encodes remembers. `tokenizers` would keep 10,000, and 5,000 take 1.8 MB in each of a
+# worker's threads. Prose of 1,200 characters takes 0.22 ms with both numbers, 0.29 ms with none (Zen 4).
+NUM_CACHED_WORDS = 1000
+
 
 class AfterPart(Protocol):
     def __call__(self, *, is_last: bool) -> None: ...
@@ -53,6 +57,8 @@ class Tokenizer:
         if own_size > vocab_size:
             raise ValueError(f"the tokenizer has {own_size} tokens, the model only {vocab_size}")
         self._bpe = bpe
+        if isinstance(bpe.model, models.BPE):
+            bpe.model._resize_cache(NUM_CACHED_WORDS)
         bpe.no_truncation()  # a tokenizer.json keeps what a script had set for training
         bpe.no_padding()
         bpe.post_processor = processors.ByteLevel(trim_offsets=False)  # a token's offset includes its leading space

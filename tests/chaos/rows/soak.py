@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def _make_shallow(directory: Path) -> Path:
     return directory
 
 
-def short_answers(rng: random.Random) -> bytes:
+def short_answers(rng: random.Random, *, session_every: int = 10) -> bytes:
     """Short, so that the machine serves many; some have three branches, a session, or a long prompt."""
     number = rng.randrange(NUM_WORDS)
     context = f"Door {number} opened, and" * (40 if number % 20 == 0 else 1)
     # Of its own: a request of a session supersedes the one before.
-    more: dict[str, Any] = {"session": f"s{rng.getrandbits(62)}"} if number % 10 == 0 else {}
+    more: dict[str, Any] = {"session": f"s{rng.getrandbits(62)}"} if number % session_every == 0 else {}
     return completion_request(context, length=1 + number % 2, n_samples=3 if number % 8 == 0 else 1, **more)
 
 
@@ -57,7 +58,8 @@ def hold_no_more_after_many_requests(context: Context, findings: Findings) -> No
     num_requests = context.amount(1000, 20_000)
     num_warm_up = MAX_ANSWERS
     tercet = context.shared(models=models(context), cache_mb=str(CACHE_MB), max_batch=str(MAX_BATCH))
-    load = Load(tercet.port, NUM_WARM_UP_CLIENTS, seed=context.seed, make_request=short_answers)
+    with_sessions = partial(short_answers, session_every=1)  # the gateway remembers 10,000 documents
+    load = Load(tercet.port, NUM_WARM_UP_CLIENTS, seed=context.seed, make_request=with_sessions)
     with load.running():
         load.wait_for(num_warm_up, 1200.0)
     before = usages(tercet)

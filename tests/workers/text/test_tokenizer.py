@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -368,3 +372,22 @@ def test_a_stop_string_may_begin_inside_a_token_and_a_character() -> None:
     assert matcher.finish() == b""
     with pytest.raises(ValueError, match="empty"):
         StopMatcher([""])
+
+
+def test_threads_remember_a_bounded_number_of_words() -> None:
+    """The library's own bound would be 10,000 words in each thread: 29 MB here."""
+    process = psutil.Process()
+    words = [f" {number}" for number in range(100_000, 110_000)]
+    tokenizer = Tokenizer.from_directory(CHECKPOINT, 8192)
+    with ThreadPoolExecutor(8) as pool:
+        all_started = threading.Barrier(8)
+
+        def encode(texts: Sequence[str]) -> None:
+            all_started.wait()  # so that each thread gets one call
+            for text in texts:
+                tokenizer.encode(text)
+
+        list(pool.map(encode, [words[:1]] * 8))
+        before = process.memory_info().rss
+        list(pool.map(encode, [words] * 8))
+        assert process.memory_info().rss - before < 12_000_000
