@@ -23,8 +23,8 @@ PART_CHARS = 4096  # of a long text are encoded at once, in about 3 ms
 # digits first, joins the spaces before a number.
 _WORD_START = re.compile(r"(?<=[^\W_])\s|(?<=\S) (?=\S)")
 
-# Words whose tokens each thread that encodes remembers. `tokenizers` would keep 10,000, and 5,000 take 1.8 MB in each of
-# a worker's threads. Prose of 1,200 characters takes 0.22 ms with both numbers, 0.29 ms with none (Zen 4).
+# Words whose tokens each thread that encodes remembers. `tokenizers` would keep 10,000, and 5,000 take 1.8 MB in each
+# of a worker's threads. Prose of 1,200 characters takes 0.22 ms with both numbers, 0.29 ms with none (Zen 4).
 NUM_CACHED_WORDS = 1000
 
 
