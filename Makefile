@@ -34,7 +34,7 @@ INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 help:
 	@echo 'make serve             set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test              set up what is missing, then run the tests (ARGS="-k name" selects); minutes'
-	@echo 'make test-integration  the tests with servers of their own, Chromium, nginx, redis and moto; ten minutes'
+	@echo 'make test-integration  the tests with servers of their own, Chromium, nginx, redis and moto; 20 minutes'
 	@echo 'make test-all          every suite in one go, with one summary; two hours (again continues an interrupted run)'
 	@echo 'make lint              ruff, mypy, import-linter and oxlint, as CI runs them'
 	@echo 'make format            apply the fixes of ruff and oxlint, and formatting'
@@ -147,7 +147,7 @@ setup-serve: $(SERVE)
 $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt \
 		requirements/compiler.txt pyproject.toml $(KERNEL_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo 'Tercet needs Python 3.11 or newer, which $(PYTHON) is not: install it, or name one with PYTHON=/path/to/python3.' >&2; \
+		echo 'Tercet needs Python 3.11 or newer; $(PYTHON) is missing or older. Install it, or name one with PYTHON=/path/to/python3.' >&2; \
 		exit 1; }
 	@rm -f $(SERVE) $(DEV)
 	@if [ "$$($(ORIGIN))" != "$$(cat $(VENV)/made.stamp 2>/dev/null)" ]; then \

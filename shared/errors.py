@@ -136,6 +136,10 @@ class NotFound(TercetError):
     status, code, title = 404, "not_found", "Path not found"
 
 
+class UnknownAnswer(NotFound):
+    title = "Unknown answer"
+
+
 class UnknownJob(NotFound):
     code, title = "unknown_job", "Unknown job"
 

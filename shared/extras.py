@@ -44,7 +44,9 @@ def repair_command() -> str:
     """What completes this installation, if a part of it is missing."""
     if _is_image():
         return "build the image again"
-    return "make setup" if (ROOT / "Makefile").is_file() else "reinstall the wheel of Tercet"
+    if not (ROOT / "Makefile").is_file():
+        return "reinstall the wheel of Tercet"
+    return "rm -f .venv/serve.stamp && make setup-serve"  # also where make would find nothing to do
 
 
 def _is_image() -> bool:

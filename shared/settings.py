@@ -564,7 +564,7 @@ class Settings:
         for name in sorted(environ):
             if not name.startswith(PREFIX) or name in INTERNAL | CLIENT:
                 continue
-            if name not in known and _SERVICE_LINK.fullmatch(name):
+            if name not in known and _is_service_link(name, environ[name]):
                 continue
             if name not in known:
                 wrong.append(f"{name} is not a setting; `tercet settings` lists them")
@@ -686,14 +686,22 @@ class Settings:
 
 def without_passwords(text: str) -> str:
     """The value of a setting, to be shown: a URL may hold passwords."""
-    return re.sub(r"password=[^&]*", "password=…", re.sub(r"/.*@", "/…@", text))
+    return re.sub(r"password=[^&]*", "password=…", re.sub(r"(/+).*@", r"\1…@", text))
 
 
 def service_links(environ: Mapping[str, str]) -> list[str]:
     """Variables that Kubernetes sets in each pod of a namespace that has a service `tercet` or `tercet-…`: they are no
     settings, and `Settings.load` ignores them."""
     known = {_variable(setting) for _, group in _groups() for setting in fields(group)}
-    return sorted(name for name in environ if name not in known and _SERVICE_LINK.fullmatch(name))
+    found = (name for name, value in environ.items() if name not in known and _is_service_link(name, value))
+    return sorted(found)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """`TERCET_PORT` and `TERCET_X_PORT` are one if they hold an address: somebody may take them for settings."""
+    if not _SERVICE_LINK.fullmatch(name):
+        return False
+    return not name.endswith("_PORT") or name.endswith("_SERVICE_PORT") or "://" in value or "_PORT_" in name
 
 
 def _with_secrets(environ: Mapping[str, str], wrong: list[str]) -> dict[str, str]:

@@ -129,7 +129,8 @@ class Search:
                     )
             smaller_plans = {one: outcome for one, outcome in outcomes.items() if one.workers <= workers}
             if goal.slo_ms is not None and goal.qps is not None and choose(smaller_plans, goal) is not None:
-                stop = stop or f"{workers} worker{'s' * (workers > 1)} hold the SLO at this load; more would cost more"
+                held = f"{workers} workers hold" if workers > 1 else "1 worker holds"
+                stop = stop or f"{held} the SLO at this load; more would cost more"
             if best is not None:
                 best_before = workers, best
 

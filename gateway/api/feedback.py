@@ -21,7 +21,7 @@ from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
 from gateway.shared_store.connection import SharedStore
-from shared.errors import InvalidJson, InvalidRequest, NotFound, invalid_field
+from shared.errors import InvalidJson, InvalidRequest, UnknownAnswer, invalid_field
 
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -111,13 +111,15 @@ class FeedbackStore:
         """Count what a writer did with a sentence. A repeated report counts once; `kept` may come with a repeated one.
 
         Raises:
-            NotFound: the owner has no such answer, or it is no longer remembered.
+            UnknownAnswer: the owner has no such answer, or it is no longer remembered.
             InvalidRequest: the answer has no such sentence; `kept` with another action than `accepted`, or above the
                 number of accepted characters.
         """
         changed = self._change(owner, feedback)
         if changed is None:
-            raise NotFound(f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer.")
+            raise UnknownAnswer(
+                f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
+            )
         latency = changed[0] >> _COUNT_BITS & (1 << _LATENCY_BITS) - 1
         before, after = (_SentenceRecord.unpack(answer >> _offset(feedback.index)) for answer in changed)
         new = after.reports & ~before.reports
@@ -219,7 +221,7 @@ class FeedbackResource:
                 "still there later": {"id": "req_4f1c", "index": 0, "action": "accepted", "kept": 37},
             },
             answers={204: Answer("The report is counted.")},
-            errors=(InvalidJson, InvalidRequest, NotFound),
+            errors=(InvalidJson, InvalidRequest, UnknownAnswer),
         )
     }
 
@@ -229,8 +231,8 @@ class FeedbackResource:
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         """
         Raises:
-            InvalidJson, InvalidRequest, NotFound: as `parse_feedback_request` and `FeedbackStore.record`. An answer of
-                another owner gets the error of an unknown id.
+            InvalidJson, InvalidRequest, UnknownAnswer: as `parse_feedback_request` and `FeedbackStore.record`. An
+                answer of another owner gets the error of an unknown id.
         """
         self._feedback_store.record(req.context.owner, parse_feedback_request(req.bounded_stream.read()))
         resp.status = falcon.HTTP_204

@@ -203,7 +203,7 @@ class JobExecutor:
     def _note_store(self, error: JobsUnavailable | None) -> None:
         """Log the beginning and the end of an outage."""
         if error is not None and not self._is_store_failing:
-            log.warning("job_store_failed", detail=error.detail, reason=type(error.__cause__).__name__)
+            log.warning("job_store_failed", detail=error.detail, reason=type(error.__cause__ or error).__name__)
         elif error is None and self._is_store_failing:
             log.info("job_store_recovered")
         self._is_store_failing = error is not None

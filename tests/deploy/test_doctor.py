@@ -103,7 +103,7 @@ def test_kernels_that_are_not_compiled_are_a_problem(
     monkeypatch.setattr(doctor, "COMPILED", tmp_path)
     (problem,) = (found for found in examine({}, machine).findings if found.severity == "problem")
     assert problem.fact == "int8 kernels for AVX-512 VNNI and AMX: not compiled"
-    assert problem.command == "make setup"
+    assert problem.command == "rm -f .venv/serve.stamp && make setup-serve"
 
 
 def test_this_machine_can_run_it() -> None:

@@ -142,8 +142,8 @@ class Unit(Tercet):
         [*_, exec_start] = [value for name, value in values if name == "ExecStart" and value]
         program, *self.arguments = exec_start.split()
         assert program == "/opt/tercet/.venv/bin/tercet"
-        [*_, required] = [value for name, value in values if name == "Requires"]
-        self.has_socket = required == "tercet.socket"
+        # A unit that starts at boot has no socket.
+        self.has_socket = ("WantedBy", "multi-user.target") not in values
 
     def start_unit(self, listener: socket.socket | None = None) -> None:
         """Start it; `listener` is the passed socket of a unit that has one."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
-from shared.settings import Address, ModelSpec, PoolUrl, Settings, service_links
+from shared.settings import Address, ModelSpec, PoolUrl, Settings, service_links, without_passwords
 
 
 def test_defaults() -> None:
@@ -394,6 +394,11 @@ def test_service_links_of_kubernetes_are_ignored() -> None:
     }
     assert Settings.load(links) == Settings()
     assert service_links(links | {"TERCET_MODELS": "small", "PORT": "80"}) == sorted(links)
-    for name in ("TERCET_PORTS", "TERCET_GATEWAY", "TERCET_SERVICE_HOSTS"):
+    for name in ("TERCET_PORT", "TERCET_PORTS", "TERCET_GATEWAY", "TERCET_SERVICE_HOSTS"):
         with pytest.raises(StartError, match=f"{name} is not a setting"):
             Settings.load({name: "1"})
+
+
+def test_a_shown_url_has_no_password() -> None:
+    assert without_passwords("redis://user:s3cret@db:6379/0") == "redis://…@db:6379/0"
+    assert without_passwords("redis://db:6379/0") == "redis://db:6379/0"
