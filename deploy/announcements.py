@@ -69,6 +69,9 @@ def _warm_slots(plan: Plan, failed_slots: Mapping[int, str]) -> Text:
 
 def _print_gateway(console: Console, settings: Settings, warm_slots: Text) -> None:
     url = settings.url
+    names = [name for name in settings.access.hosts if "*" not in name]
+    if settings.uses_tls and names:  # the certificate has a name, perhaps not the address
+        url = f"https://{names[0]}:{settings.server.bind.port}"
     cert = f"--cacert {shlex.quote(str(settings.access.tls_cert))} " if settings.uses_tls else ""
     key = '-H "Authorization: Bearer $TERCET_API_KEY" ' if settings.requires_keys else ""
     path = "/invocations" if settings.server.sagemaker else "/autocomplete"

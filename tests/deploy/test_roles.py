@@ -71,6 +71,9 @@ def test_a_gateway_without_workers_says_where_it_serves() -> None:
     settings = make_settings(tls_cert=Path("/[red]/cert"), tls_key=Path("/key"))
     text = printed(settings, plan, ROLES, {0: "The checkpoint in /models/[/x] is damaged."})
     assert "--cacert '/[red]/cert'" in text
+    assert "https://127.0.0.1:8000/autocomplete" in text
+    settings = make_settings(tls_cert=Path("/cert"), tls_key=Path("/key"), hosts=("*.example", "tercet.lan"))
+    assert "https://tercet.lan:8000/autocomplete" in printed(settings, plan, ROLES, {})
     assert "(embedded on cpu) is not warm and tries again: The checkpoint in /models/[/x] is damaged.\n" in text
 
 
