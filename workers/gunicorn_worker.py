@@ -166,7 +166,9 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.set_accept_enabled(self.alive)
         if self._has_predecessor and self.life.phase is LifePhase.LOADING and self.service.state().state == "failed":
             self._end_reload()
-        if self.alive and self._accepting and file_identity(Path(self.slot.socket)) != self.socket_file:
+        # A master that stops removes the file before its workers have drained.
+        may_restore = self.alive and self._accepting and self.life.phase is not LifePhase.DRAINING
+        if may_restore and file_identity(Path(self.slot.socket)) != self.socket_file:
             self._restore_socket()
         if self._port is not None:
             self._port.end_late()

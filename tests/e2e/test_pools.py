@@ -77,6 +77,7 @@ def test_each_gunicorn_starts_without_a_supervisor(short_tmp_path: Path, order: 
     with serving(pools[0]), serving(pools[1]):
         gateway.wait_until_warm()
         assert len(gateway.ask()["sentences"]) == 3
+    assert gateway.events("socket_restored") == []  # the log is that of both
 
 
 def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
