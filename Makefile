@@ -84,7 +84,7 @@ test-all: $(DEV) $(TOOLS) $(CLIENTS)
 test-clients: $(DEV) $(CLIENTS)
 	@$(PYTEST) tests/clients -m 'clients or full' $(ARGS)
 
-# Skips what lacks its Debian package; `-rs` names it. As root, because they build an image and mount file systems.
+# A test that lacks its Debian package fails and names it (tests/deploy/needs.py). As root, because they build an image and mount file systems.
 test-deploy: $(DEV) $(TOOLS)
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/ray.txt
 	@$(PYTEST) -m deploy -rs $(ARGS)

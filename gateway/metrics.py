@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from shared.metrics import SlotCollector
 from shared.protocol import State
@@ -16,6 +16,9 @@ from shared.version import tercet_version
 
 # About two buckets per octave from 5 ms: whether a suggestion is used is decided between 50 ms and 1 s.
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+
+# Prometheus' own text format has no times of creation: they would be series that nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
