@@ -521,7 +521,14 @@ def test_a_document_is_saved_to_a_file_on_disk(editor: Editor) -> None:
         const file = await (await folder.getFileHandle("Notes.md")).getFile();
         return file.text();
     }"""
-    until(lambda: page.evaluate(read) == "# Notes\nfirst and second", 5, "the file is written")
+
+    def has_both() -> bool:
+        try:
+            return bool(page.evaluate(read) == "# Notes\nfirst and second")
+        except Error:  # it is being written
+            return False
+
+    until(has_both, 5, "the file is written")
     assert page.evaluate("picked") == 1
 
 
