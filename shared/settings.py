@@ -62,7 +62,7 @@ _DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\*|[a-z0-9._~%+-]+(:[0-9]{1,5})?)")
 # What Kubernetes sets for a service whose name begins with "tercet" (its "service links").
 _SERVICE_LINK = re.compile(
-    r"TERCET(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+    r"TERCET(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _WEB_SCHEMES = {"http", "https"}
 # No page has an origin of these; the one of files has no host.
@@ -699,9 +699,8 @@ def service_links(environ: Mapping[str, str]) -> list[str]:
 
 def _is_service_link(name: str, value: str) -> bool:
     """`TERCET_PORT` and `TERCET_X_PORT` are one if they hold an address: somebody may take them for settings."""
-    if not _SERVICE_LINK.fullmatch(name):
-        return False
-    return not name.endswith("_PORT") or name.endswith("_SERVICE_PORT") or "://" in value or "_PORT_" in name
+    has_address = name.startswith(PREFIX) and name.endswith("_PORT") and "://" in value
+    return has_address or _SERVICE_LINK.fullmatch(name) is not None
 
 
 def _with_secrets(environ: Mapping[str, str], wrong: list[str]) -> dict[str, str]:

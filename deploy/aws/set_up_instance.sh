@@ -25,6 +25,6 @@ models=$(runuser -u tercet -- env HOME=/var/lib/tercet HF_HOME=/var/lib/tercet/m
 printf '%s\n' "TERCET_JOBS=$1" "TERCET_MODELS=$models" "TERCET_IDLE_STOP_S=$3" "TERCET_JOB_TTL_S=$4" >/etc/tercet/environment
 
 systemctl daemon-reload
-systemctl enable tercet.socket
+systemctl enable --now tercet.socket
 systemctl add-wants multi-user.target tercet.service
 systemctl start tercet.service

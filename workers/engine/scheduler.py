@@ -21,8 +21,8 @@ from workers.engine.prefix_cache import PrefixCache
 from workers.engine.sequence import Sequence
 
 MAX_CHUNK = 256  # prompt tokens prefilled in one step
-# The same while running sequences wait for their next token. On a CPU the time of a step grows with each token, and a
-# token costs little more in a small chunk; on a GPU a chunk of 128 costs what one of 32 does.
+# The same while running sequences wait for their next token: on a GPU what its programs compute together, on a CPU
+# less, because the time of a step grows with each token.
 MAX_CHUNK_WITH_ROWS = 128
 MAX_CPU_CHUNK_WITH_ROWS = 32
 # Three requests of one gateway arrive within two or three milliseconds. A later one joins the group a step behind.
