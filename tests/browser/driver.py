@@ -109,7 +109,14 @@ class Editor(ObservedPage):
             (self.ideas if is_idea else self.requests).append(body)
 
     def wait_until_ready(self) -> None:
+        """Wait until the page has opened the document, which focuses the text, and knows that the server is ready."""
+        expect(self.text).to_be_focused()
         until(lambda: "ready" in self.status.inner_text(), 10, "the page's health check")
+
+    def reload(self) -> None:
+        """Reload the page and wait until it has opened the document, which focuses the text."""
+        self.page.reload()
+        expect(self.text).to_be_focused()
 
     def type(self, text: str) -> None:
         """Focus the text and type a text key by key."""

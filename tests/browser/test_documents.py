@@ -145,7 +145,7 @@ def test_an_empty_document_is_not_kept(editor: Editor) -> None:
 def test_the_text_of_an_earlier_version_becomes_a_document(editor: Editor) -> None:
     page = editor.page
     page.evaluate("""localStorage.setItem("tercet.text", JSON.stringify("Written\\nlong ago"))""")
-    page.reload()
+    editor.reload()
     assert editor.value == "Written\nlong ago"
     expect(named(page)).to_have_text("Written")
     assert page.evaluate("localStorage.getItem('tercet.text')") is None
@@ -202,7 +202,7 @@ def test_the_last_document_can_be_deleted_too(editor: Editor) -> None:
     open_list(editor).get_by_role("button", name="Delete Only one").click()
     assert editor.value == ""
     until_stored(editor, [])
-    editor.page.reload()
+    editor.reload()
     assert editor.value == ""
 
 
@@ -258,7 +258,7 @@ def test_undo_does_not_reach_into_another_document(editor: Editor) -> None:
 def test_a_notice_stays_for_ten_seconds_and_while_it_is_pointed_at(editor: Editor) -> None:
     page = editor.page
     page.clock.install()
-    page.reload()
+    editor.reload()
     editor.type("All of this")
     clear(editor)
     undo = page.get_by_role("button", name="Undo")
@@ -282,8 +282,7 @@ def test_caret_selection_and_scroll_position_survive_a_reload(editor: Editor) ->
     editor.press("Control+Home", *["ArrowDown"] * 60, *["ArrowRight"] * 5, *["Shift+ArrowRight"] * 7)
     before = editor.selection
     assert page.evaluate("scrollY") > 500
-    page.reload()
-    expect(editor.text).to_be_focused()
+    editor.reload()
     assert editor.selection == before
     assert page.evaluate("scrollY") > 500
     start_new(editor, "Another")
@@ -347,7 +346,7 @@ def test_windows_have_documents_of_their_own(editor: Editor) -> None:
     start_new(other, "The other")
     editor.type(", still")
     for window, value in ((editor, "The one, still"), (other, "The other")):
-        window.page.reload()
+        window.reload()
         assert window.value == value
     assert titles(open_list(editor)) == titles(open_list(other))
 
@@ -457,7 +456,7 @@ def test_a_browser_without_storage_says_so(open_page: OpenPage) -> None:
         "for (const name of ['localStorage', 'indexedDB'])"
         " Object.defineProperty(window, name, { get() { throw new DOMException('', 'SecurityError'); } })"
     )
-    page.reload()
+    editor.reload()
     expect(editor.status).to_contain_text("ready")
     expect(editor.status).not_to_contain_text("Not saved")
     editor.type("Not kept")

@@ -334,7 +334,7 @@ def test_settings_are_sent_with_requests_and_survive_a_reload(editor: Editor) ->
     press_on("Time limit, seconds", "2", ".", "5")
     editor.press("Escape")
     expect(page.get_by_role("heading", name="Settings")).to_be_hidden()
-    page.reload()
+    editor.reload()
     expect(editor.page.locator("#slots")).to_have_text("2 of 2 slots ready")
     editor.request_suggestions()
     body = editor.requests[-1]
@@ -400,7 +400,7 @@ def test_the_settings_count_saved_keystrokes_and_an_undo_takes_them_back(editor:
     length = len(editor.ghost_text)
     editor.press("Enter")
     expect(saved).to_have_text(f"{length - 2} keystrokes")  # plus a space, minus Alt+Enter and Enter
-    editor.page.reload()
+    editor.reload()
     expect(saved).to_have_text(f"{length - 2} keystrokes")
     editor.request_suggestions(" and then")
     more = len(editor.ghost_text)

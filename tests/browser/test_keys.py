@@ -126,10 +126,11 @@ def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., 
     enter_key(editor, key)
     editor.wait_for_response()
     assert stored(page) == (key, None)
-    page.reload()
+    editor.reload()
     assert len(editor.request_suggestions(" then")) == 3
     other_tab = Editor(page.context.new_page(), editor.tercet)
     other_tab.page.goto(editor.tercet.url)
+    other_tab.wait_until_ready()
     other_tab.press("Alt+Enter")
     expect(other_tab.status).to_contain_text("This server requires an API key.")
     enter_key(other_tab, key, is_kept=True)
@@ -137,6 +138,7 @@ def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., 
     assert stored(other_tab.page) == (None, key)
     third_tab = Editor(page.context.new_page(), editor.tercet)
     third_tab.page.goto(editor.tercet.url)
+    third_tab.wait_until_ready()
     assert len(third_tab.request_suggestions(" and")) == 3
     # Reset restores the settings; the key is none of them. Emptying the field removes it.
     page = third_tab.page

@@ -81,7 +81,7 @@ def test_nothing_is_lost_when_the_server_is_killed_and_the_page_is_reloaded(terc
         editor.press("Control+End")
         editor.page.keyboard.insert_text(addition)
         expected_now = f"{expected} Typed after that.{addition}"
-        page.reload()
+        editor.reload()
         expect(editor.status).to_contain_text(GONE)
         assert editor.value == expected_now
         expect(page.get_by_role("button", name=re.compile("^Documents"))).to_contain_text(OPENING)
