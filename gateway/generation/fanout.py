@@ -201,7 +201,7 @@ class Fanout:
             if slot is None:
                 slot = self._reserve_one(context, branch, failed_slots, is_first=attempt == 1 and not num_pauses)
                 if failure is not None and failure.code == SCARCE_MEMORY and slot in failed_slots:
-                    self._admission.release(slot, context.pin)
+                    self._admission.release(slot, context.pin, spec.owner)
                     return failure
             outcome = "ok"
             try:
@@ -232,7 +232,7 @@ class Fanout:
                     if error.code == NOT_READY:
                         context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
-                self._admission.release(slot, context.pin)
+                self._admission.release(slot, context.pin, spec.owner)
                 self._branch_counter(str(slot), outcome).inc()
             failed_slots.add(slot)
             if must_wait:

@@ -22,6 +22,7 @@ from functools import partial
 from gateway.pool.affinity import DocumentAffinity
 from gateway.pool.fair_queue import FairQueue
 from gateway.pool.models import ServedModels
+from gateway.pool.owner_shares import OwnerShares
 from gateway.pool.placement import place_on_one_revision
 from gateway.pool.revision_pin import RevisionPin
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
@@ -93,6 +94,7 @@ class Admission:
         self._retries: dict[_Reservation, None] = {}  # in the order of arrival
         self.models = ServedModels(plan)
         self._queues = {model: FairQueue[_Reservation]() for model in self.models.names}
+        self._shares = {model: OwnerShares() for model in self.models.names}
         self._num_waiting: Counter[str] = Counter()  # branches in all queues, by owner
         self._num_arrived = 0
 
@@ -259,14 +261,15 @@ class Admission:
                 "GET /health/ready shows how far each has got.",
             )
 
-    def release(self, index: int, pin: RevisionPin | None = None) -> None:
+    def release(self, index: int, pin: RevisionPin | None = None, owner: str = "") -> None:
         """Give back the room of one branch in a slot.
 
         Args:
-            pin: as for `reserve`.
+            pin, owner: as for `reserve`.
         """
         with self._lock:
             self._table.release(index)
+            self._shares[self._table.entries[index].slot.model].remove(owner)
             if pin is not None:
                 pin.num_running -= 1
                 if not pin.num_running and not pin.has_output:
@@ -286,6 +289,7 @@ class Admission:
     def _enqueue(self, reservation: _Reservation) -> None:
         self._num_arrived += 1
         reservation.number = self._num_arrived
+        self._shares[reservation.model].note(reservation.owner)
         if reservation.is_retry:
             self._retries[reservation] = None
         else:
@@ -312,12 +316,23 @@ class Admission:
 
         Retries first: each is a single branch, so one that does not fit need not hold back the others. In a queue the
         head holds back the others of its model until it fits; small requests could overtake it without end otherwise.
+        An owner that must leave room to others holds back only its own requests.
         """
         for retry in list(self._retries):
             self._try_to_settle(retry)
         for queue in self._queues.values():
-            while (head := queue.head()) is not None and self._try_to_settle(head):
-                pass
+            passed: set[str] = set()
+            while (head := queue.head(passed)) is not None:
+                if self._must_leave_room(head):
+                    passed.add(head.owner)
+                elif not self._try_to_settle(head):
+                    break
+
+    def _must_leave_room(self, reservation: _Reservation) -> bool:
+        slots = [slot for group in self._table.groups(reservation.model) for slot in group]
+        capacity, num_free = sum(slot.max_batch for slot in slots), sum(slot.room() for slot in slots)
+        shares = self._shares[reservation.model]
+        return shares.must_wait(reservation.owner, reservation.num_branches, capacity, num_free)
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
         pin = reservation.pin
@@ -332,6 +347,7 @@ class Admission:
             pin.revision = self._table.entries[slots[0]].state.revision
             pin.num_running += len(slots)
             self._table.reserve(slots)
+            self._shares[reservation.model].add(reservation.owner, len(slots))
             self._affinity.remember(reservation.document, slots[0])
             self._settle(reservation, slots=slots)
         elif (refusal := self._unavailability(reservation.model, pin)) is not None:

@@ -11,6 +11,7 @@ No lock: `Admission` holds its own. Knows nothing of slots.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from typing import Generic, Protocol, TypeVar
 
 # Branches that an owner may take in a round. With the smallest quantum an owner is served at most one request ahead of
@@ -48,10 +49,14 @@ class FairQueue(Generic[W]):
             self._deficits[request.owner] = QUANTUM
         self._queues[request.owner].append(request)
 
-    def head(self) -> W | None:
-        """The request to serve next. It stays the head until it is served or removed, whatever is added."""
-        while self._queues:
-            owner, queue = next(iter(self._queues.items()))
+    def head(self, passed: Collection[str] = ()) -> W | None:
+        """The request to serve next. It stays the head until it is served or removed, whatever is added.
+
+        Args:
+            passed: owners that must wait although it may be their turn. They keep their place and their deficit.
+        """
+        while (owner := next((owner for owner in self._queues if owner not in passed), None)) is not None:
+            queue = self._queues[owner]
             if queue[0].num_branches <= self._deficits[owner]:
                 return queue[0]
             self._deficits[owner] += QUANTUM

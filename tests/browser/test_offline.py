@@ -234,7 +234,7 @@ def test_an_upgrade_replaces_page_and_cache_as_a_whole(server: PageServer, page:
         server.install("2")
         page.reload()
         assert versions(page) == ("2", "2", "2")
-        until(lambda: (num_cached(page, "1"), num_cached(page, "2")) == (0, 1), 10, "the cache is replaced")
+        until(lambda: (num_cached(page, "1"), num_cached(page, "2")) == (0, 1), 30, "the cache is replaced")
     page.reload()
     assert versions(page) == ("2", "2", "2")
 

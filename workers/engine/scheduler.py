@@ -216,13 +216,24 @@ class Scheduler:
         return sorted(rows, key=lambda row: row.suffix)
 
     def _schedule_chunks(self, max_tokens: int) -> list[PrefillChunk]:
-        """Up to `max_tokens` prompt tokens, oldest groups first."""
+        """Up to `max_tokens` prompt tokens: of the groups with the fewest left to compute, older ones first among
+        equals. Half of them are the oldest group's, so that short prompts do not hold up a long one without end.
+
+        The shortest remaining time first has the shortest mean wait: L. Schrage, "A proof of the optimality of the
+        shortest remaining processing time discipline", Operations Research 16 (1968).
+        """
         chunks = []
-        for group in self._prefilling:
+        oldest = self._prefilling[0] if self._prefilling else None
+        num_reserved = (max_tokens + 1) // 2
+        for group in sorted(self._prefilling, key=lambda group: len(group.tokens) - group.num_computed):
             assert group.entry is not None
-            stop = min(len(group.tokens), group.num_computed + max_tokens)
+            if group is oldest:
+                num_reserved = 0
+            stop = min(len(group.tokens), group.num_computed + max(0, max_tokens - num_reserved))
             if group.first_logits_at < stop < len(group.tokens):  # positions with logits belong to one chunk
                 stop = group.first_logits_at
+            if group is oldest and group.num_computed == group.first_logits_at:
+                stop = len(group.tokens)  # even if these are more than `max_tokens`
             if stop > group.num_computed:
                 chunks.append(PrefillChunk(group, group.entry, group.num_computed, stop))
                 max_tokens -= stop - group.num_computed

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.pool import owner_shares
 from gateway.pool.admission import Admission
 from gateway.pool.revision_pin import RevisionPin
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded
@@ -106,6 +107,41 @@ def test_a_model_that_fails_while_a_request_waits_refuses_it(wait: Wait) -> None
     with pytest.raises(NotReady) as caught:
         waiting.future.result(5)
     assert caught.value.headers["Retry-After"]
+
+
+def test_an_owner_beyond_its_share_leaves_room_while_others_use_the_model(wait: Wait) -> None:
+    admission = make([("small", 2)], max_batch=12, queue=96)
+    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
+    burst = [wait(admission, "small", 3, soon(), owner="burst") for _ in range(10)]
+    assert sum(admission.in_flight()) == 21
+    [slot] = set(admission.reserve("small", 3, soon(), owner="other"))  # at once
+    assert sum(admission.in_flight()) == 24
+    for _ in range(3):
+        admission.release(slot, owner="other")
+    assert sum(admission.in_flight()) == 21
+    for _ in range(9):
+        for slot in burst.pop(0).future.result(5):
+            admission.release(slot, owner="burst")
+    assert sum(admission.in_flight()) == 3
+    assert burst[0].future.result(5)
+
+
+def test_an_owner_that_is_alone_gets_all_the_room(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
+    admission = make([("small", 2)], max_batch=12, queue=96)
+    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
+    monkeypatch.setattr(owner_shares, "RECENT_S", 0.0)
+    for _ in range(8):
+        wait(admission, "small", 3, soon(), owner="burst")
+    assert sum(admission.in_flight()) == 24
+
+
+def test_an_owner_within_its_share_waits_for_room_alone() -> None:
+    admission = make([("small", 1)], max_batch=24, queue=96)
+    for _ in range(3):
+        admission.reserve("small", 4, soon(), owner="other")
+    for _ in range(3):
+        admission.reserve("small", 4, soon(0.02), owner="burst")
+    assert admission.in_flight() == [24]
 
 
 def test_a_document_returns_to_its_slot() -> None:

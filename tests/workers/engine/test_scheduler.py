@@ -71,6 +71,40 @@ def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> 
     assert chunks(output) == [(0, MAX_CHUNK_WITH_ROWS)]
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_first() -> None:
+    scheduler = Scheduler(4, 4, max_chunk=32)
+    scheduler.add(sequence((9,) * 100))
+    scheduler.add(sequence((8,) * 10))
+    scheduler.add(sequence((7,) * 100))
+    assert chunks(step(scheduler)) == [(0, 10), (0, 22)]
+    assert chunks(step(scheduler)) == [(22, 54)]  # of equals the older first
+
+
+def test_short_prompts_leave_half_of_each_step_to_the_oldest() -> None:
+    scheduler = Scheduler(16, 16, max_chunk=32)
+    scheduler.add(oldest := sequence((20,) * 64))
+    for token in range(10):
+        scheduler.add(sequence((token,) * 15, number=1))
+    scheduled = [step(scheduler) for _ in range(4)]
+    found = [(c.start, c.stop) for output in scheduled for c in output.chunks if oldest in c.group.sequences]
+    assert found == [(0, 16), (16, 32), (32, 48), (48, 64)]
+
+
+@pytest.mark.parametrize("num_forced", [10, 32])
+def test_positions_with_logits_are_computed_together_even_beyond_the_bound_of_a_step(num_forced: int) -> None:
+    scheduler = Scheduler(16, 16, max_chunk=16)
+    request = EngineRequest((9,) * 40, SamplingParams(4), 0, forced_ids=(5,) * num_forced)
+    healed = make_sequence(request)
+    scheduler.add(healed)
+    for token in range(10):
+        scheduler.add(sequence((token,) * 15, number=1))
+    found: list[tuple[int, int]] = []
+    while not healed.token_ids:
+        found += [(c.start, c.stop) for c in step(scheduler).chunks if healed in c.group.sequences]
+        assert len(found) < 20
+    assert found[-1] == (39, 40 + num_forced)
+
+
 def test_few_prompts_are_scored_at_a_time_and_others_keep_their_entries() -> None:
     scheduler = Scheduler(8, 8)
     run(scheduler, sequence((9,) * 20))
@@ -156,7 +190,7 @@ def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> No
     scheduler.add(longer)
     scheduler.add(again)
     output = step(scheduler, again.submitted_at)
-    assert [chunk.group.sequences for chunk in output.chunks] == [[longer], [again]]
+    assert {tuple(chunk.group.sequences) for chunk in output.chunks} == {(longer,), (again,)}
     assert output.chunks[0].entry is not output.chunks[1].entry
 
 
