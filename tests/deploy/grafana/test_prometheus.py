@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
 
 GRAFANA = ROOT / "deploy" / "grafana"
 OUT_OF_MEMORY = 901  # a seed
@@ -26,6 +27,7 @@ OUT_OF_MEMORY = 901  # a seed
 pytestmark = [
     pytest.mark.deploy,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus"),
+    pytest.mark.skipif(find_redis() is None, reason="apt-get install redis-server"),
 ]
 
 
@@ -85,11 +87,18 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with volatile_redis(tmp_path_factory.mktemp("r")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tercet(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iterator[Tercet]:
     settings = {
         "models": "embedded*2",
         "max_batch": "3",
         "queue": "0",
+        "redis": redis.url,
         "test_step_delay_ms": "0=5,1=5",
         "test_faults": f"{OUT_OF_MEMORY}=oom",
     }
@@ -134,7 +143,7 @@ def test_every_alert_is_inactive_while_nothing_is_wrong(tercet: Tercet, promethe
         prometheus.query(rule["query"])
 
 
-def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus) -> None:
+def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus, redis: RedisServer) -> None:
     write(tercet)
     [_, *workers] = tercet.processes()["workers"]
     workers[1].kill()
@@ -147,6 +156,7 @@ def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prome
     tercet.wait_until_warm()
     failed = tercet.client.post("/autocomplete", json={"context": "He saw", "seed": OUT_OF_MEMORY, "n_samples": 1})
     assert failed.status_code == 503
+    redis.kill()
     tercet.ask()
     write(tercet)
     write(tercet)
