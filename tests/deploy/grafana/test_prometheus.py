@@ -20,6 +20,7 @@ import pytest
 
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
 from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
+from tests.tls import Certificate
 
 GRAFANA = ROOT / "deploy" / "grafana"
 OUT_OF_MEMORY = 901  # a seed
@@ -34,10 +35,12 @@ pytestmark = [
 class Prometheus:
     """A Prometheus with the example configuration, scraping one server."""
 
-    def __init__(self, base: Path, target: str) -> None:
+    def __init__(self, base: Path, target: str, authority_pem: bytes) -> None:
+        (base / "ca.pem").write_bytes(authority_pem)
         text = (GRAFANA / "prometheus.yml").read_text()
         for old, new in {
             "127.0.0.1:8000": target,
+            "# scheme: https": f"scheme: https\n    tls_config: {{ca_file: {base}/ca.pem}}",
             "scrape_interval: 5s": "scrape_interval: 500ms",
             "evaluation_interval: 15s": "evaluation_interval: 500ms",
             "- alerts.yaml": f"- {GRAFANA}/alerts.yaml",
@@ -93,7 +96,12 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iterator[Tercet]:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("c"))
+
+
+@pytest.fixture(scope="module")
+def tercet(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate, redis: RedisServer) -> Iterator[Tercet]:
     settings = {
         "models": "embedded*2",
         "max_batch": "3",
@@ -102,13 +110,16 @@ def tercet(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iter
         "test_step_delay_ms": "0=5,1=5",
         "test_faults": f"{OUT_OF_MEMORY}=oom",
     }
-    with running(tmp_path_factory.mktemp("t"), **settings) as tercet:
+    with running(tmp_path_factory.mktemp("t"), certificate, **settings) as tercet:
         yield tercet
 
 
 @pytest.fixture(scope="module")
-def prometheus(tercet: Tercet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    prometheus = Prometheus(tmp_path_factory.mktemp("p"), f"127.0.0.1:{tercet.port}")
+def prometheus(
+    tercet: Tercet, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    target = f"127.0.0.1:{tercet.port}"
+    prometheus = Prometheus(tmp_path_factory.mktemp("p"), target, certificate.authority_pem)
     until(prometheus.has_scraped, 20, "the first scrape")
     yield prometheus
     prometheus.client.close()
