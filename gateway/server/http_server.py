@@ -45,6 +45,7 @@ from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
 from gateway.server.work_queue import WorkQueue
 from shared.errors import (
+    SPEAKS_HTTPS,
     HeadersTooLarge,
     MalformedRequest,
     Overloaded,
@@ -366,9 +367,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             step = connection.advance(now)
         except OSError as error:
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                connection.send_plain(
-                    encode_error(MalformedRequest("This port speaks HTTPS: use https:// in the URL."))
-                )
+                connection.send_plain(encode_error(MalformedRequest(SPEAKS_HTTPS)))
             self._drop(connection)
             return
         self._act(connection, step, now)
