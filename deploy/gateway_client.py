@@ -13,9 +13,12 @@ from typing import Any
 import httpx
 import typer
 
-from shared.errors import StartError, refusing_os_errors
+from shared.errors import SPEAKS_HTTPS, StartError, refusing_os_errors
 from shared.settings import Settings
 from shared.version import tercet_version
+
+# Codes of OpenSSL's <openssl/x509_vfy.h>.
+_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64
 
 
 def gateway_client(
@@ -70,6 +73,38 @@ def server_url(text: str | None) -> str | None:
     if url is not None and not (url.scheme in {"http", "https"} and url.host):
         raise typer.BadParameter("it must be like http://127.0.0.1:8000 or https://tercet.example")
     return text
+
+
+def needs_https(response: httpx.Response) -> bool:
+    """Whether a Tercet server has refused a request because its port speaks HTTPS."""
+    return response.status_code == httpx.codes.BAD_REQUEST and SPEAKS_HTTPS.encode() in response.content
+
+
+def tls_problem(error: Exception, url: str | None) -> str:
+    """What is wrong with a server's TLS, and what to do: the predicate of a sentence. "" if `error` has another cause.
+
+    Args:
+        error: raised by a client with the options of `client_options`.
+        url: theirs.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return ""
+    if not isinstance(cause, ssl.SSLCertVerificationError):
+        remedy = "unset TERCET_TLS_CERT" if url is None else "use http:// in the URL"
+        return f"does not speak HTTPS, or no version of it in common ({cause.reason}): if it serves HTTP, {remedy}."
+    if cause.verify_code == _EXPIRED:
+        return "has a certificate that has expired: renew it, and reload the server."
+    if url is None:
+        return "has another certificate than TERCET_TLS_CERT names: set it as in the environment of `tercet serve`."
+    if cause.verify_code in {_NAME_MISMATCH, _ADDRESS_MISMATCH}:
+        return "has a certificate for other names: use one of them in the URL."
+    return (
+        f"has a certificate that is not trusted here ({cause.verify_message}): if it is of your own authority, set "
+        "SSL_CERT_FILE to a file with the authority's certificate (PEM)."
+    )
 
 
 def _trust(settings: Settings) -> ssl.SSLContext | bool:

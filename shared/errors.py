@@ -116,6 +116,10 @@ def internal_error(request_id: str) -> TercetError:
     return TercetError(f"The server's log has the reason, under request {request_id}.")
 
 
+# The detail of a request in plain HTTP at a port with TLS.
+SPEAKS_HTTPS = "This port speaks HTTPS: use https:// in the URL."
+
+
 class MalformedRequest(TercetError):
     status, code, title = 400, "malformed_request", "Not a valid HTTP request"
 

@@ -67,6 +67,15 @@ class SlotCollector(Collector):
             for slot, state in states:
                 family.add_metric([slot], value(state))
             yield family
+        family = GaugeMetricFamily(
+            "tercet_slot_certificate_expiry_seconds",
+            "When the certificate of the worker's TCP port expires, in Unix seconds",
+            labels=["slot"],
+        )
+        for slot, state in states:
+            if state.certificate_expires_at:
+                family.add_metric([slot], state.certificate_expires_at)
+        yield family
         for key, (text, label) in COUNTERS.items():
             labels = ["slot"] if label is None else ["slot", label]
             counter = CounterMetricFamily(f"tercet_slot_{key}", text, labels=labels)

@@ -249,7 +249,8 @@ class State(Struct, kw_only=True, frozen=True):
     state streams the worker serves, so how many gateways share its batch; 0: unknown. `memory_bytes` is the
     proportional set size of a CPU worker's process, or what a GPU worker's allocator holds of the device, without the
     CUDA context. `version` is the worker's version of Tercet, `protocol` and `oldest_protocol` what it speaks; workers
-    before protocol 2 do not say."""
+    before protocol 2 do not say. `certificate_expires_at` is when the certificate of the worker's TCP port expires, in
+    Unix seconds; 0: it has none."""
 
     state: SlotState
     reason: str | None = None
@@ -272,4 +273,5 @@ class State(Struct, kw_only=True, frozen=True):
     version: Name = ""
     protocol: Count = 1
     oldest_protocol: Count = 1
+    certificate_expires_at: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     counters: dict[str, Annotated[float, Meta(ge=0, le=1e18)]] = {}

@@ -264,10 +264,14 @@ def _job_store(text: str) -> str:
     if scheme in REDIS_SCHEMES:
         return _redis(text)
     parts = urlsplit(text)
+    # The limits of the service: "Naming rules" in the DynamoDB Developer Guide.
+    if scheme == "dynamodb" and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is None:
+        raise ValueError(
+            f"must name a table by 3 to 255 letters, digits, _, - and . (it has {len(parts.netloc)} characters), like "
+            "dynamodb://tercet-jobs?region=eu-central-1"
+        )
     is_valid = text == "none" or (
-        scheme == "dynamodb"
-        and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is not None
-        and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
+        scheme == "dynamodb" and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
     )
     if not is_valid:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from datetime import datetime
 from pathlib import Path
 
 
@@ -13,12 +14,16 @@ class Certificate:
         self.cert, self.key = folder / f"{name}.crt", folder / f"{name}.key"
         self.renew()
 
-    def renew(self) -> None:
-        """Replace the files: a new key, a new certificate, a new authority."""
+    def renew(self, not_after: datetime | None = None) -> None:
+        """Replace the files: a new key, a new certificate, a new authority.
+
+        Args:
+            not_after: when the certificate expires; None: in years.
+        """
         import trustme  # here, because every test imports this module, and a bare machine has no trustme
 
         self._authority = trustme.CA()
-        issued = self._authority.issue_cert("localhost", "127.0.0.1")
+        issued = self._authority.issue_cert("localhost", "127.0.0.1", not_after=not_after)
         issued.private_key_pem.write_to_path(self.key)
         self.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
 

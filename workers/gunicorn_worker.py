@@ -118,6 +118,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             # A reload is a decision of the operator, so its successors load without a delay.
             num_failures=0 if self._has_predecessor else self.leases.num_failures(self.slot_index),
             read_counts=partial(self.leases.counts, self.slot_index),
+            read_certificate_expiry=self._certificate_expiry,
             on_change=self._wake,
         )
         self.life.load(self._wake)
@@ -134,6 +135,10 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             if not self.service.close() or self._num_busy:
                 logging.shutdown()
                 os._exit(0)
+
+    def _certificate_expiry(self) -> float:
+        tls = None if self.pool_access is None else self.pool_access.tls
+        return 0.0 if tls is None else tls.value.expires_at
 
     def _wake(self) -> None:
         """Run the main loop once more; callable from any thread."""

@@ -114,6 +114,7 @@ class SlotService:
         self._accepted_delay_s = accepted_delay_s
         self._age = 0
         self._read_counts: Callable[[], dict[str, float]] = dict
+        self._read_certificate_expiry: Callable[[], float] = float
         self._on_change: Callable[[], None] = lambda: None
         self._is_draining = threading.Event()
         self._codec: Codec | None = None
@@ -135,6 +136,7 @@ class SlotService:
         age: int = 0,
         num_failures: int = 0,
         read_counts: Callable[[], dict[str, float]] = dict,
+        read_certificate_expiry: Callable[[], float] = float,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Start loading, in the engine's thread.
@@ -143,10 +145,12 @@ class SlotService:
             age: the worker's gunicorn age; reported in `State`.
             num_failures: workers of this slot that died before they were warm, in a row; loading backs off accordingly.
             read_counts: what the host counts of this slot over all its processes; reported in `State.counters`.
+            read_certificate_expiry: the value of `State.certificate_expires_at`.
             on_change: called, from any thread, when the state has changed.
         """
         self._age = age
         self._read_counts, self._on_change = read_counts, on_change
+        self._read_certificate_expiry = read_certificate_expiry
         pause_s = restart_pause_s(num_failures)
         if pause_s:
             # Earlier processes died while loading (out of memory, a driver fault). gunicorn respawns without pause.
@@ -238,6 +242,7 @@ class SlotService:
             version=tercet_version(),
             protocol=PROTOCOL,
             oldest_protocol=OLDEST_PROTOCOL,
+            certificate_expires_at=self._read_certificate_expiry(),
             counters={
                 **self._counters,
                 **{f"failures.{kind}": number for kind, number in status.failures.items()},

@@ -24,7 +24,7 @@ from gunicorn.workers.gthread import TConn
 
 from shared import wire
 from shared.errors import PROBLEM_JSON, MethodNotAllowed, NotFound, TercetError, Unauthorized
-from shared.masters.startup import PortAccess
+from shared.masters.startup import PortAccess, ServerTls
 from shared.pool_keys import is_pool_key
 from shared.sockets import TCP_KEEPIDLE
 from shared.watched_files import WatchedFiles
@@ -186,7 +186,7 @@ class TcpConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
         sock: socket.socket,
         client: Any,
         server: Any,
-        tls: WatchedFiles[ssl.SSLContext] | None,
+        tls: WatchedFiles[ServerTls] | None,
     ) -> None:
         super().__init__(cfg, sock, client, server)
         self.sock: socket.socket
@@ -204,7 +204,7 @@ class TcpConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
         if self._tls is not None and not self.initialized:
             self.sock.settimeout(max(0.1, self.ends_at - time.monotonic()))
             try:
-                self.sock = self._tls.value.wrap_socket(self.sock, server_side=True)
+                self.sock = self._tls.value.context.wrap_socket(self.sock, server_side=True)
             except OSError as error:  # ssl.SSLError is one; a scanner, a client without TLS, or one with another CA
                 log.info("handshake_failed", kind=type(error).__name__, reason=getattr(error, "reason", None))
                 raise StopIteration from None

@@ -16,7 +16,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.table import Table
 from rich.text import Text
 
-from deploy.gateway_client import gateway_client, server_url
+from deploy.gateway_client import gateway_client, needs_https, server_url, tls_problem
 from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.settings import Settings
@@ -50,7 +50,7 @@ def complete(
         body["explain"] = NUM_LIKELIEST
     body |= {name: value for name, value in (("seed", seed), ("model_size", model)) if value is not None}
     with gateway_client(settings, os.environ, url, settings.limits.timeout_s + 5) as client:
-        answer = _post(client, "/autocomplete", body)
+        answer = _post(client, url, "/autocomplete", body)
     if as_json:
         make_console().print_json(json.dumps(answer))
         return
@@ -78,24 +78,34 @@ def _explanation(sentence: dict[str, Any]) -> Table:
     return table
 
 
-def _post(client: httpx.Client, path: str, body: object) -> dict[str, Any]:
+def _post(client: httpx.Client, url: str | None, path: str, body: object) -> dict[str, Any]:
     """The gateway's response to a request.
+
+    Args:
+        url: the server's as the user named it; None: this instance's own.
 
     Raises:
         StartError: no server answers, it is not Tercet, or it refuses the request.
     """
-    url = str(client.base_url).rstrip("/")
+    address = str(client.base_url).rstrip("/")
     try:
         response = client.post(path, json=body)
     except httpx.TransportError as error:
+        if problem := tls_problem(error, url):
+            raise StartError(f"The server at {address} {problem}") from error
         raise StartError(
-            f"No server answers at {url} ({error}): start it with `tercet serve`, or name another with --url."
+            f"No server answers at {address} ({error}): start it with `tercet serve`, or name another with --url."
         ) from error
+    if url is None and needs_https(response):
+        raise StartError(
+            f"The server at {address} serves HTTPS: set TERCET_TLS_CERT as in the environment of `tercet serve`, or "
+            "name it with --url https://…"
+        )
     try:
         answer = msgspec.json.decode(response.content, type=dict[str, Any])
         detail = None if response.is_success and "sentences" in answer else answer["detail"]
     except (msgspec.DecodeError, KeyError) as error:
-        raise StartError(f"The server at {url} is not Tercet (its status: {response.status_code}).") from error
+        raise StartError(f"The server at {address} is not Tercet (its status: {response.status_code}).") from error
     if response.status_code == 401:
         raise StartError(f"{detail} Here, set TERCET_API_KEY.")
     if detail is not None:

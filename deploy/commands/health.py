@@ -9,7 +9,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from deploy.gateway_client import gateway_client
+from deploy.gateway_client import gateway_client, needs_https, tls_problem
 from deploy.slot_states import SlotStates
 from deploy.terminal import make_console
 from shared.errors import StartError
@@ -51,7 +51,13 @@ def _check_gateway(settings: Settings, *, is_live: bool, timeout_s: float) -> No
         try:
             response = client.get(path)
         except httpx.HTTPError as error:
+            if problem := tls_problem(error, None):
+                raise StartError(f"The gateway at {settings.url} {problem}") from error
             raise StartError(f"The gateway does not answer at {settings.url}: {error}") from error
+    if needs_https(response):
+        raise StartError(
+            f"The gateway at {settings.url} serves HTTPS: set TERCET_TLS_CERT as in the environment of `tercet serve`."
+        )
     if response.status_code == HTTPStatus.OK or (is_live and response.status_code == HTTPStatus.SERVICE_UNAVAILABLE):
         return
     try:

@@ -61,16 +61,24 @@ def measured_run(document: Document, console: Console) -> Iterator[None]:
     document.machine = msgspec.structs.replace(machine, others_share_of_cores=share)
 
 
+def doubts(document: Document) -> dict[str, str]:
+    """Why the figures of a run are not to be relied on: explanations by heading, none if nothing speaks against it."""
+    found = {}
+    if document.is_quick:
+        found["Quick run:"] = "a functional check; do not quote its figures."
+    if document.machine.others_share_of_cores > BUSY_SHARE:
+        found["The machine was shared:"] = "times are too long and ratios less certain."
+    return found
+
+
 def print_notes(console: Console, document: Document) -> None:
     """The notes, and how far the figures can be trusted."""
     for note in document.notes:
         console.print(Text(note, "dim"))
-    if document.is_quick:
-        console.print(labelled("Quick run:", "yellow", "a functional check; do not quote its figures."))
     share = document.machine.others_share_of_cores
     console.print(Text(f"{document.elapsed_s:.0f} s; other processes used {share:.0%} of the cores.", "dim"))
-    if share > BUSY_SHARE:
-        console.print(labelled("The machine was shared:", "yellow", "times are too long and ratios less certain."))
+    for heading, text in doubts(document).items():
+        console.print(labelled(heading, "yellow", text))
 
 
 @contextmanager

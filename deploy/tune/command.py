@@ -22,7 +22,7 @@ from deploy.load.server import ROOT
 from deploy.load.workload import W, Workload
 from deploy.planning import find_devices
 from deploy.terminal import labelled, make_console
-from deploy.tune.report import encode_result, environment, notes, print_result, unmet
+from deploy.tune.report import comments, encode_result, environment, notes, print_result, unmet
 from deploy.tune.search import Goal, Space
 from deploy.tune.state import State, code_digest, run_key
 from deploy.tune.trial import Trial
@@ -154,7 +154,7 @@ def tune(
     if result.chosen is None:
         raise StartError(unmet(goal, result.plans))
     err.print(labelled("Recommended:", "bold green", f"{result.chosen.candidate}: {result.chosen.reason}."))
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join([*comments(result, document), *lines]) + "\n")
 
 
 def _passed(environ: Mapping[str, str]) -> dict[str, str]:

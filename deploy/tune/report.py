@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.run import Document, print_notes
+from deploy.load.run import Document, doubts, print_notes
 from deploy.terminal import labelled
 from deploy.tune.results import Candidate, Figures, Measurement
 from deploy.tune.search import MAX_STABLE_SHARE, Goal
@@ -40,6 +40,15 @@ def environment(trial: Trial, result: Result) -> list[str]:
     candidate = result.chosen.candidate
     settings = {"models": trial.models(candidate), **candidate.settings()}
     return [f"TERCET_{name.upper()}={value}" for name, value in settings.items()]
+
+
+def comments(result: Result, document: Document) -> list[str]:
+    """Comment lines for the environment file: why the recommendation is not to be relied on. A file that a script has
+    written is read later, without what was printed."""
+    found = [f"# {heading} {text}" for heading, text in doubts(document).items()]
+    if not result.is_complete:
+        found.append("# --budget was spent before all plans were measured: another may be better.")
+    return found
 
 
 def print_result(console: Console, result: Result, document: Document) -> None:

@@ -45,6 +45,7 @@ from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
 from gateway.server.work_queue import WorkQueue
 from shared.errors import (
+    SPEAKS_HTTPS,
     HeadersTooLarge,
     MalformedRequest,
     Overloaded,
@@ -54,6 +55,7 @@ from shared.errors import (
     UrlTooLong,
 )
 from shared.masters.leases import Leases
+from shared.masters.startup import ServerTls
 from shared.masters.worker_life import LifePhase, WorkerLife
 from shared.settings import Settings
 from shared.sockets import ONESHOT, Poller
@@ -116,7 +118,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     leases: Leases
     slot_index: int  # its place in the leases
     settings: Settings
-    tls: ssl.SSLContext | None
+    tls: ServerTls | None
     activity_fd: int | None  # of a pipe to the supervisor; it gets a byte while completions are requested
     wsgi: ServedApp
     alive: bool
@@ -161,6 +163,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         }
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         completions = self._work[Work.COMPLETIONS]
+        if self.tls is not None:
+            expires_at = self.tls.expires_at
+            text = "When the certificate that is served expires, in Unix seconds"
+            self.wsgi.watch_server({"certificate_expiry_seconds": (text, lambda: expires_at)})
         self.wsgi.watch_server(
             {
                 "open_connections": ("Open client connections", lambda: len(self._connections)),
@@ -324,7 +330,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     listener.getsockname(),
                     now=now,
                     max_body_bytes=self.settings.limits.max_body_bytes,
-                    tls=self.tls,
+                    tls=None if self.tls is None else self.tls.context,
                 )
             except OSError:  # reset before it was accepted
                 sock.close()
@@ -361,9 +367,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             step = connection.advance(now)
         except OSError as error:
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                connection.send_plain(
-                    encode_error(MalformedRequest("This port speaks HTTPS: use https:// in the URL."))
-                )
+                connection.send_plain(encode_error(MalformedRequest(SPEAKS_HTTPS)))
             self._drop(connection)
             return
         self._act(connection, step, now)

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shared.api_keys import read_keys
+from shared.certificates import earliest_expiry
 from shared.errors import StartError, refusing_os_errors
 from shared.extras import ROOT, install_command
 from shared.masters.run_directory import prepare_run_directory
@@ -124,7 +125,19 @@ def check_access(settings: Settings) -> None:
     gateway_tls(settings)
 
 
-def gateway_tls(settings: Settings) -> ssl.SSLContext | None:
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """The TLS settings of a server.
+
+    Attributes:
+        expires_at: Unix seconds; when the first certificate of its chain expires.
+    """
+
+    context: ssl.SSLContext
+    expires_at: float
+
+
+def gateway_tls(settings: Settings) -> ServerTls | None:
     """The TLS settings of the gateway, None for none.
 
     Raises:
@@ -140,7 +153,7 @@ class PortAccess:
     """Who may use the workers' TCP ports: the keys, and the TLS settings, None without TLS. Both follow their files."""
 
     keys: WatchedFiles[tuple[str, ...]]
-    tls: WatchedFiles[ssl.SSLContext] | None
+    tls: WatchedFiles[ServerTls] | None
 
 
 def check_pool_port(settings: Settings, num_slots: int, *, checks_ports: bool = True) -> PortAccess | None:
@@ -185,7 +198,7 @@ def _check_pair(cert: Path | None, key: Path | None, cert_name: str, key_name: s
         raise StartError(f"{cert_name} and {key_name} belong together: set both, or neither.")
 
 
-def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
+def server_tls(cert: Path, key: Path) -> ServerTls:
     """The TLS settings of a server with these files.
 
     Raises:
@@ -206,7 +219,10 @@ def server_tls(cert: Path, key: Path) -> ssl.SSLContext:
             f"The TLS files {cert} and {key} are not a certificate and its unencrypted "
             f"private key, both in PEM ({error.reason or 'no PEM data'})."
         ) from error
-    return context
+    try:
+        return ServerTls(context, earliest_expiry(cert.read_text(encoding="latin-1")))
+    except (OSError, ValueError) as error:
+        raise StartError(f"The TLS file {cert} does not say when its certificates expire ({error}).") from error
 
 
 def _check_library(variable: str, url: str) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 
-from deploy.gateway_client import gateway_client
+from deploy.gateway_client import gateway_client, tls_problem
 from shared.errors import StartError
 from shared.settings import Address, Settings
 from shared.version import tercet_version
+from tests.e2e.harness import free_port
 from tests.gateway.pool.helpers import port_of, serving_requests
 from tests.settings import make_settings
 from tests.tls import Certificate
@@ -88,6 +91,54 @@ def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key
         pytest.raises(httpx.ConnectError, match="mismatch"),
     ):
         client.get("/")
+
+
+def refuse_two(listener: socket.socket) -> None:
+    """As a server of plain HTTP answers what it cannot parse."""
+    for _ in range(2):
+        connection, _address = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def problem_of(settings: Settings, url: str | None) -> str:
+    with gateway_client(settings, {}, url) as client, pytest.raises(httpx.TransportError) as caught:
+        client.get("/")
+    return tls_problem(caught.value, url)
+
+
+def test_a_problem_of_tls_says_what_to_do(
+    settings: Settings, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"https://localhost:{settings.server.bind.port}"
+    assert "set SSL_CERT_FILE to a file with the authority's certificate" in problem_of(Settings(), url)
+    other = make_settings(bind=settings.server.bind, tls_cert=Certificate(tmp_path, "other").cert)
+    assert "another certificate than TERCET_TLS_CERT" in problem_of(other, None)
+    authority = tmp_path / "authority.crt"
+    authority.write_bytes(certificate.authority_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    assert "for other names" in problem_of(Settings(), url.replace("localhost", "127.1"))
+
+
+def test_an_expired_certificate_and_plain_http_are_told_apart(
+    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate.renew(datetime(2020, 1, 1, tzinfo=UTC))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.cert, certificate.key)
+    authority = tmp_path / "authority.crt"
+    authority.write_bytes(certificate.authority_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    with serving_requests(echo_key, context) as server:
+        assert "has expired" in problem_of(Settings(), f"https://localhost:{port_of(server)}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=refuse_two, args=(listener,)).start()
+        port = listener.getsockname()[1]
+        assert "use http:// in the URL" in problem_of(Settings(), f"https://localhost:{port}")
+        own = make_settings(bind=Address("127.0.0.1", port), tls_cert=certificate.cert)
+        assert "unset TERCET_TLS_CERT" in problem_of(own, None)
+    assert problem_of(Settings(), f"https://127.0.0.1:{free_port()}") == ""
 
 
 def test_a_certificate_or_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:

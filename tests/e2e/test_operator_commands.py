@@ -1,4 +1,4 @@
-"""`tercet health` and `tercet reload` as an operator runs them: with little of the server's environment."""
+"""`tercet health`, `complete` and `reload` as an operator runs them: with little of the server's environment."""
 
 from __future__ import annotations
 
@@ -36,12 +36,18 @@ def test_health_follows_the_address(tercet: SharedServer) -> None:
     assert "The gateway does not answer at http://127.0.0.1:9" in " ".join(done.stderr.split())
 
 
-def test_health_follows_tls(tmp_path: Path) -> None:
-    certificate = Certificate(tmp_path)
+def test_health_and_complete_follow_tls_and_say_what_they_lack(tmp_path: Path) -> None:
+    certificate, other = Certificate(tmp_path), Certificate(tmp_path, "other")
     tls = {f"TERCET_{name.upper()}": value for name, value in certificate.settings.items()}
+    wrong = {"TERCET_TLS_CERT": str(other.cert), "TERCET_TLS_KEY": str(other.key)}
     with running(tmp_path / "t", certificate) as tercet:
         assert run("health", **address(tercet), **tls).returncode == 0
-        assert run("health", **address(tercet)).returncode == 1
+        assert run("complete", "The sea", **address(tercet), **tls).returncode == 0
+        for command in (("health",), ("health", "--live"), ("complete", "The sea")):
+            done = run(*command, **address(tercet))
+            assert done.returncode == 1
+            assert "serves HTTPS: set TERCET_TLS_CERT" in done.stderr
+            assert "another certificate than TERCET_TLS_CERT" in run(*command, **address(tercet), **wrong).stderr
 
 
 def test_health_of_an_instance_that_cannot_load_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -93,7 +94,10 @@ def test_old_versions_of_tls_are_refused(tercet: Tercet, certificate: Certificat
 
 @pytest.mark.integration
 def test_a_reload_serves_the_renewed_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The metric is of the certificate that is served, which may be an older one than the file's."""
     certificate = Certificate(tmp_path_factory.mktemp("c"))
+    expiry, new_expiry = datetime(2040, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
+    certificate.renew(expiry)
     old = certificate.client()
     with running(tmp_path_factory.mktemp("t"), certificate) as tercet:
         master, first_worker = tercet.processes()["gateway"]
@@ -105,14 +109,23 @@ def test_a_reload_serves_the_renewed_certificate(tmp_path_factory: pytest.TempPa
         assert "not a certificate and its unencrypted private key" in refused["reason"]
         first_worker.kill()
         until(lambda: not first_worker.is_running() and _serves(tercet, old), 20, "the worker is replaced")
-        certificate.renew()
+        certificate.renew(new_expiry)
         assert not _serves(tercet, certificate.client())
+        assert _expiry(tercet, old) == expiry
         _, old_worker = tercet.processes()["gateway"]
         master.send_signal(signal.SIGHUP)
         # Until the old worker ends, either worker may take a connection.
         until(lambda: not old_worker.is_running(), 20, "the end of the old worker")
         assert _serves(tercet, certificate.client())
         assert not _serves(tercet, old)
+        assert _expiry(tercet, certificate.client()) == new_expiry
+
+
+def _expiry(tercet: Tercet, context: ssl.SSLContext) -> datetime:
+    with httpx.Client(base_url=tercet.url, verify=context, trust_env=False) as client:
+        lines = client.get("/metrics").text.splitlines()
+    [value] = (line.split()[1] for line in lines if line.startswith("tercet_gateway_certificate_expiry_seconds "))
+    return datetime.fromtimestamp(float(value), UTC)
 
 
 def _serves(tercet: Tercet, context: ssl.SSLContext) -> bool:

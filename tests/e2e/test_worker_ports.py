@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 
 import httpx
@@ -62,7 +63,8 @@ def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) ->
         workers.write_keys(new)
         until(partial(is_refused, with_old), 5, "old key refused")
         workers.key = new
-    workers.certificate.renew()
+    expiry = datetime(2040, 1, 1, tzinfo=UTC)
+    workers.certificate.renew(expiry)
 
     def trusts_new() -> bool:
         with workers.tcp() as client:
@@ -72,6 +74,8 @@ def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) ->
                 return False
 
     until(trusts_new, 5, "new certificate")
+    with workers.tcp() as client:
+        assert client.get("/state?once").json()["certificate_expires_at"] == expiry.timestamp()
 
 
 def test_workers_listen_at_their_ports_only(workers: Workers) -> None:

@@ -72,6 +72,7 @@ def test_metric_names_do_not_change(gateway: Gateway) -> None:
         "tercet_requests_total",
         "tercet_saved_characters_total",
         "tercet_slot_cached_tokens_total",
+        "tercet_slot_certificate_expiry_seconds",
         "tercet_slot_failures_total",
         "tercet_slot_generated_tokens_total",
         "tercet_slot_generation",

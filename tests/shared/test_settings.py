@@ -95,6 +95,12 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
         Settings.load({f"TERCET_{name}": value})
 
 
+@pytest.mark.parametrize("table", ["", "ab", "a" * 256, "job:s"])
+def test_the_name_of_a_dynamodb_table_has_its_limits_in_the_refusal(table: str) -> None:
+    with pytest.raises(StartError, match=rf"TERCET_JOBS=.* by 3 to 255 letters.* has {len(table)} characters"):
+        Settings.load({"TERCET_JOBS": f"dynamodb://{table}"})
+
+
 def test_plain_values_are_converted_by_their_type() -> None:
     settings = Settings.load(
         {

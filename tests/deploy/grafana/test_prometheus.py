@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
+from tests.tls import Certificate
 
 GRAFANA = ROOT / "deploy" / "grafana"
 OUT_OF_MEMORY = 901  # a seed
@@ -26,16 +28,19 @@ OUT_OF_MEMORY = 901  # a seed
 pytestmark = [
     pytest.mark.deploy,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus"),
+    pytest.mark.skipif(find_redis() is None, reason="apt-get install redis-server"),
 ]
 
 
 class Prometheus:
     """A Prometheus with the example configuration, scraping one server."""
 
-    def __init__(self, base: Path, target: str) -> None:
+    def __init__(self, base: Path, target: str, authority_pem: bytes) -> None:
+        (base / "ca.pem").write_bytes(authority_pem)
         text = (GRAFANA / "prometheus.yml").read_text()
         for old, new in {
             "127.0.0.1:8000": target,
+            "# scheme: https": f"scheme: https\n    tls_config: {{ca_file: {base}/ca.pem}}",
             "scrape_interval: 5s": "scrape_interval: 500ms",
             "evaluation_interval: 15s": "evaluation_interval: 500ms",
             "- alerts.yaml": f"- {GRAFANA}/alerts.yaml",
@@ -85,21 +90,36 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with volatile_redis(tmp_path_factory.mktemp("r")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("c"))
+
+
+@pytest.fixture(scope="module")
+def tercet(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate, redis: RedisServer) -> Iterator[Tercet]:
     settings = {
         "models": "embedded*2",
         "max_batch": "3",
         "queue": "0",
+        "redis": redis.url,
         "test_step_delay_ms": "0=5,1=5",
         "test_faults": f"{OUT_OF_MEMORY}=oom",
     }
-    with running(tmp_path_factory.mktemp("t"), **settings) as tercet:
+    with running(tmp_path_factory.mktemp("t"), certificate, **settings) as tercet:
         yield tercet
 
 
 @pytest.fixture(scope="module")
-def prometheus(tercet: Tercet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    prometheus = Prometheus(tmp_path_factory.mktemp("p"), f"127.0.0.1:{tercet.port}")
+def prometheus(
+    tercet: Tercet, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    target = f"127.0.0.1:{tercet.port}"
+    prometheus = Prometheus(tmp_path_factory.mktemp("p"), target, certificate.authority_pem)
     until(prometheus.has_scraped, 20, "the first scrape")
     yield prometheus
     prometheus.client.close()
@@ -134,7 +154,7 @@ def test_every_alert_is_inactive_while_nothing_is_wrong(tercet: Tercet, promethe
         prometheus.query(rule["query"])
 
 
-def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus) -> None:
+def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus, redis: RedisServer) -> None:
     write(tercet)
     [_, *workers] = tercet.processes()["workers"]
     workers[1].kill()
@@ -147,6 +167,7 @@ def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prome
     tercet.wait_until_warm()
     failed = tercet.client.post("/autocomplete", json={"context": "He saw", "seed": OUT_OF_MEMORY, "n_samples": 1})
     assert failed.status_code == 503
+    redis.kill()
     tercet.ask()
     write(tercet)
     write(tercet)
@@ -165,7 +186,7 @@ def test_an_engine_failure_raises_its_alert_at_once(prometheus: Prometheus) -> N
     """Its series appears with the failure itself, which `increase` alone would miss."""
     until(lambda: prometheus.rules()["TercetEngineFailures"]["state"] == "firing", 20, "the alert")
     [alert, *_] = prometheus.rules()["TercetEngineFailures"]["alerts"]
-    assert alert["annotations"]["runbook"] == "docs/OPERATIONS.md#tercetenginefailures"
+    assert alert["annotations"]["runbook"] == "docs/OPERATIONS.md, section TercetEngineFailures"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 
+import msgspec
+import pytest
 from rich.console import Console, RenderableType
 
+from deploy.load.run import Document
 from deploy.load.workload import W
-from deploy.tune.report import environment, table, unmet
+from deploy.tune.report import comments, environment, table, unmet
 from deploy.tune.results import Candidate, Load
 from deploy.tune.search import Choice, Goal
 from deploy.tune.trial import Trial
@@ -36,7 +39,7 @@ def test_the_lines_to_paste_are_settings() -> None:
     on_gpus = Candidate(("cuda:0", "cuda:1"), 2, 0, 24, "spread")
     subject = resolve("embedded")
     trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], None, 1.0)
-    lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best")))
+    lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best"), is_complete=True))
     assert lines == [
         "TERCET_MODELS=small*2",
         "TERCET_DEVICES=cuda:0,cuda:1",
@@ -46,7 +49,26 @@ def test_the_lines_to_paste_are_settings() -> None:
     settings = Settings.load(dict(line.split("=", 1) for line in lines))
     assert settings.model.models == (ModelSpec("small", None, 2),)
     assert settings.pool.max_batch == 24
-    assert environment(trial, Result({}, {}, [], None)) == []
+    assert environment(trial, Result({}, {}, [], None, is_complete=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("is_quick", "others_share", "is_complete", "found"),
+    [
+        (False, 0.01, True, []),
+        (True, 0.01, True, ["# Quick run:"]),
+        (False, 0.3, True, ["# The machine was shared:"]),
+        (True, 0.3, False, ["# Quick run:", "# The machine was shared:", "# --budget was spent"]),
+    ],
+)
+def test_the_file_says_why_it_is_not_to_be_relied_on(
+    is_quick: bool, others_share: float, is_complete: bool, found: list[str]
+) -> None:
+    document = Document(bench="tune", is_quick=is_quick, model="embedded", device="cpu", settings={}, workload={})
+    document.machine = msgspec.structs.replace(document.machine, others_share_of_cores=others_share)
+    lines = comments(Result({}, {}, [], None, is_complete), document)
+    assert len(lines) == len(found)
+    assert all(line.startswith(start) for line, start in zip(lines, found, strict=True))
 
 
 def test_an_unmet_goal_says_what_was_asked_and_what_can_be_had() -> None:

@@ -72,8 +72,11 @@ def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> No
     run = (*QUICK, "--qps", "0.2", "--budget", "0.1", "--state", str(state))
     done = tune(*run, "--json", str(result))
     assert done.returncode == 0, done.stderr
-    lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    settings = Settings.load(lines)
+    comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
+    lines = done.stdout.splitlines()[len(comments) :]
+    settings = Settings.load(dict(line.split("=", 1) for line in lines))
+    assert comments[0].startswith("# Quick run:")
+    assert comments[-1].startswith("# --budget was spent")
     assert [str(model) for model in settings.model.models] == ["embedded"]
     assert settings.pool.devices == ("cpu",)
     assert settings.pool.cpu_threads == len(os.sched_getaffinity(0))
@@ -86,7 +89,7 @@ def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> No
     assert loads == [(1, 0), (2, 0), (0, 0)]
     assert plan["measurement"]["figures"][-1]["load"]["rate_qps"] == 0.2
     assert any("--budget" in left["reason"] for left in document["left_out"])
-    assert document["environment"] == done.stdout.splitlines()
+    assert document["environment"] == lines
     assert "Recommended:" in done.stderr
     # All is known now: the command starts no server, and an SLO is decided on the same figures.
     records = state.read_bytes()

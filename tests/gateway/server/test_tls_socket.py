@@ -28,7 +28,7 @@ class TlsPeers:
             self.plain = socket.create_connection(listener.getsockname(), timeout=10)
             sock, address = listener.accept()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-        context = server_tls(certificate.cert, certificate.key)
+        context = server_tls(certificate.cert, certificate.key).context
         self.connection = Connection(sock, address, ("", 0), now=0.0, max_body_bytes=len(BODY), tls=context)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._client = certificate.client().wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
