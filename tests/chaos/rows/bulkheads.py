@@ -25,6 +25,9 @@ MIB_TEXT = "The old man looked at the sea, and said nothing. " * 21_000
 JOB = {"context": "The old man looked at the sea and", "length": 4, "n": 1}
 PROMPT = {"prompt": "The old man"}
 QUIET_S = 2.0
+COMPLETIONS = "/autocomplete, 1 MB"
+# On a CPU each sequence of a batch makes the step of all others longer. With batches of this size by little.
+NARROW_BATCH = 12
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ BURSTS = {
     ),
     "reads": Burst("GET", "/metrics", b"", 150, ("GET", "/docs", b"")),
     "unknown paths, 1 MB": Burst("POST", "/nothing/{}", MIB_TEXT.encode()[: 1 << 20], 60, ("GET", "/docs", b"")),
-    "/autocomplete, 1 MB": Burst("POST", "/autocomplete", _json({"context": MIB_TEXT, "length": 1}), 60),
+    COMPLETIONS: Burst("POST", "/autocomplete", _json({"context": MIB_TEXT, "length": 1}), 60),
 }
 
 
@@ -94,7 +97,8 @@ def keep_others_served(context: Context, findings: Findings) -> None:
     # The burst takes cores from the workers, too: a second for their acknowledgement. And from its clients, which read
     # answers of 17 MB: a minute in which they may read nothing.
     settings = {"key_concurrency": "0", "ack_ms": "1000", "client_timeout_s": "60"}
-    tercet = context.shared(keys=str(path), api_key=keys["other"]["x-api-key"], **settings)
+    settings |= {"keys": str(path), "api_key": keys["other"]["x-api-key"]}
+    tercet = context.shared(**settings)
     with closing(_Row(tercet, keys, findings)) as row:
         row.calm()
         for name in BURSTS:
@@ -104,6 +108,11 @@ def keep_others_served(context: Context, findings: Findings) -> None:
             for pair in itertools.combinations(BURSTS, 2):
                 row.measure(" + ".join(pair), [*pair], share=1 / 3)
         row.report()
+    if context.size != "short":
+        with closing(_Row(context.shared(**settings, max_batch=str(NARROW_BATCH)), keys, findings)) as row:
+            row.calm()
+            row.measure(COMPLETIONS, [COMPLETIONS])
+            row.report_narrow()
 
 
 class _Row:
@@ -203,6 +212,10 @@ class _Row:
         }
         self._findings.none_of("failed", dict(self._failed))
         self._findings.at_most(f"p99 / calm ({worst})", self._ratios[worst], 2.0, is_speed=True)
+
+    def report_narrow(self) -> None:
+        self._findings.none_of("failed with narrow batches", dict(self._failed))
+        self._findings.figures[f"p99 / calm ({COMPLETIONS}) with batches of {NARROW_BATCH}"] = self._ratios[COMPLETIONS]
 
 
 def _pids(tercet: Tercet) -> list[float]:
