@@ -27,6 +27,7 @@ TIER_BY_PATH = {
     "tests/browser": "integration",
     "tests/browser/test_firefox.py": "full",
     "tests/browser/test_obsidian.py": "full",
+    "tests/browser/test_vscode.py": "full",
     "tests/chaos": "integration",
     "tests/clients": "full",
     "tests/deploy/aws": "integration",

@@ -45,7 +45,8 @@ def gap_fills(text: str, before: str, after: str, *, is_complete: bool) -> list[
     fills: dict[str, None] = {}
     for piece in _PIECE.finditer(text):
         if is_inside_word:
-            return [text[: piece.end() - len(word)]] if piece.end() > len(word) and piece[0].endswith(word) else []
+            fill = text[: piece.end() - len(word)] if piece[0].endswith(word) else ""
+            return [fill] if fill.strip() else []
         if piece[0] == word:
             fills[text[: piece.start()]] = None
         is_cut_short = piece.end() == len(text) and _ENDS_IN_WORD.search(text) and not is_complete

@@ -41,6 +41,7 @@ def test_the_json_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
         "version": "",
         "protocol": 1,
         "oldest_protocol": 1,
+        "certificate_expires_at": 0.0,
         "counters": {"prompt_tokens": 5},
     }
     assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [

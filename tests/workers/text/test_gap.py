@@ -37,6 +37,7 @@ def fills(place: str, text: str, *, is_complete: bool = False) -> list[str]:
         # Inside a word, only what makes a word of its parts.
         ("wond|ful day", "erful day in", ["er"]),
         ("wond|ful day", "ered at", []),
+        ("wond|ful day", " ful of", []),  # it would only divide the word
         ("He op|door.", "ened the door, and", []),
         # Contractions are words.
         ("I| know", " don't care", [" don't"]),

@@ -1,0 +1,188 @@
+"""The VS Code extension in VS Code itself: its workbench in Chromium, its extension host in Node.
+
+VS Code is what code-server's package for npm contains. Its modules in C++ are not built, because they need headers from
+nodejs.org: without them it logs an error, and has no terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from deploy.editors.build import PUBLISHED_BEFORE, build_vscode
+from deploy.npm.build import npm
+from tests.browser.driver import OPENING
+from tests.e2e.harness import Tercet, free_port, until
+from tests.editor_plugins import build_plugin, running_with_key
+from tests.npm_package import NpmPackage
+
+CODE_SERVER = "4.96.4"  # VS Code 1.96, the last for Node 20
+INSTALL = ("install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-timeout=20000")
+START_S = 60
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A window of VS Code with one file, that Chromium shows."""
+
+    page: Page
+    file: Path
+
+    @property
+    def ghost(self) -> Locator:
+        return self.page.locator(".ghost-text-decoration")
+
+    @property
+    def problem(self) -> Locator:
+        """The extension's item in the status bar."""
+        return self.page.locator(".statusbar-item", has_text="Tercet")
+
+    def type(self, text: str) -> None:
+        self.page.locator(".monaco-editor .view-lines").click()
+        self.page.keyboard.type(text, delay=30)
+
+    def run(self, command: str) -> None:
+        """Run a command of the palette."""
+        self.page.keyboard.press("F1")
+        self.page.keyboard.type(command)
+        self.page.locator(".quick-input-list .monaco-list-row", has_text=command).first.click()
+
+    def set_key(self, key: str) -> None:
+        self.run("Tercet: Set API Key")
+        field = self.page.locator(".quick-input-box input[type=password]")
+        field.fill(key)
+        field.press("Enter")
+
+    def save(self) -> str:
+        """Save the file; returns its text, once it has changed."""
+        before = self.file.read_text()
+        self.page.keyboard.press("Control+s")
+        until(lambda: self.file.read_text() != before, 10, "the file is saved")
+        return self.file.read_text()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tercet, str]]:
+    with running_with_key(tmp_path_factory.mktemp("t")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def vscode(request: pytest.FixtureRequest) -> Path:
+    """The folder of VS Code's server. Skips the test if it cannot be installed."""
+    assert request.config.cache is not None
+    work = request.config.cache.mkdir(f"code-server-{CODE_SERVER}")
+    folder = work / "node_modules/code-server/lib/vscode"
+    if not (work / "installed").exists():  # made last, so an interrupted installation is repeated
+        try:
+            npm(*INSTALL, f"--before={PUBLISHED_BEFORE}", f"code-server@{CODE_SERVER}", directory=work)
+            # It names a package at GitHub, which npm's registry has as well.
+            (folder / "npm-shrinkwrap.json").unlink()
+            npm(*INSTALL, "--omit=dev", f"--before={PUBLISHED_BEFORE}", directory=folder)
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"npm could not install VS Code: {error}; {getattr(error, 'stderr', '') or ''}")
+        (work / "installed").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vsix(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
+    return build_plugin("vscode", build_vscode, npm_package, request)
+
+
+@pytest.fixture(scope="module")
+def served(
+    vscode: Path, vsix: Path, server: tuple[Tercet, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """VS Code's server with the extension, for the server under test; yields its URL."""
+    base, port, (tercet, _) = tmp_path_factory.mktemp("vscode"), free_port(), server
+    with zipfile.ZipFile(vsix) as archive:
+        archive.extractall(base / "unpacked")
+    (base / "extensions").mkdir()
+    shutil.move(base / "unpacked/extension", base / "extensions/tercet.tercet")
+    settings = base / "data/data/Machine/settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(json.dumps({"tercet.url": tercet.url}))
+    command: list[str | Path] = [
+        "node",
+        vscode / "out/server-main.js",
+        *("--without-connection-token", "--telemetry-level", "off", "--host", "127.0.0.1", "--port", str(port)),
+        *("--server-data-dir", base / "data", "--extensions-dir", base / "extensions"),
+    ]
+    url = f"http://127.0.0.1:{port}"
+
+    def is_up() -> bool:
+        try:
+            return httpx.get(url).is_success
+        except httpx.TransportError:
+            return False
+
+    with (base / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            until(is_up, START_S, "VS Code's server answers")
+            yield url
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def open_file(browser: Browser, served: str, tmp_path: Path) -> Iterator[Callable[[str], Workbench]]:
+    """Opens a new file of this name in a window of its own."""
+    with browser.new_context(viewport={"width": 1100, "height": 700}) as context:
+
+        def open_new(name: str) -> Workbench:
+            page, file = context.new_page(), tmp_path / name
+            file.write_text("")
+            page.set_default_timeout(1000 * START_S)
+            opened = json.dumps([["openFile", f"vscode-remote://{served.removeprefix('http://')}{file}"]])
+            page.goto(f"{served}/?folder={tmp_path}&payload={opened}")
+            expect(page.get_by_role("tab", name=name)).to_be_visible(timeout=1000 * START_S)
+            workbench = Workbench(page, file)
+            page.get_by_role("button", name="Yes, I trust the authors").click()
+            return workbench
+
+        yield open_new
+
+
+def test_words_appear_as_ghost_text_and_tab_accepts_them(
+    open_file: Callable[[str], Workbench], server: tuple[Tercet, str]
+) -> None:
+    _, key = server
+    workbench = open_file("note.md")
+    workbench.set_key(key)
+    workbench.type(OPENING)
+    expect(workbench.ghost).to_be_visible()
+    shown = (workbench.ghost.text_content() or "").replace("\N{NO-BREAK SPACE}", " ")
+    workbench.page.keyboard.press("Tab")
+    expect(workbench.ghost).not_to_have_text(shown)
+    assert workbench.save() == OPENING + shown
+
+
+def test_without_a_key_the_status_bar_names_what_is_missing(
+    open_file: Callable[[str], Workbench], server: tuple[Tercet, str]
+) -> None:
+    workbench = open_file("note.md")
+    workbench.type(OPENING)
+    expect(workbench.problem).to_contain_text("API key required", timeout=1000 * START_S)
+    expect(workbench.ghost).to_have_count(0)
+    workbench.set_key(server[1])
+    workbench.type(" then")
+    expect(workbench.ghost).to_be_visible()
+    expect(workbench.problem).to_have_count(0)
+
+
+def test_other_languages_are_left_alone(open_file: Callable[[str], Workbench], server: tuple[Tercet, str]) -> None:
+    workbench = open_file("program.py")
+    workbench.set_key(server[1])
+    workbench.type("# The old man looked at the sea and")
+    workbench.page.wait_for_timeout(2000)
+    expect(workbench.ghost).to_have_count(0)
