@@ -7,6 +7,7 @@ test or its module has the mark of another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -104,6 +105,12 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedS
 def server_with(shared_servers: SharedServers) -> Callable[..., SharedServer]:
     """The server with the given settings that all tests share; see `tests.e2e.shared_servers`."""
     return shared_servers.get
+
+
+@pytest.fixture
+def short_tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose path is short enough for Unix sockets in it."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture(scope="session")

@@ -48,12 +48,12 @@ NOT_READY = "not_ready"
 # failure in a row, so there is one retry, and none on the same slot.
 SCARCE_MEMORY = "out_of_memory"
 MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
-# Pause before the second attempt after `not_ready`; four times as long before the third.
-RETRY_PAUSE_S = 0.025
 # Pauses of a branch whose slot serves and yet cannot take it now, in turn; the last is repeated.
 WAIT_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
-# A worker looks for its socket once a second.
-MAX_NO_SOCKET_S = 3.0
+# How long it waits for a worker that is away for a moment: it looks for its socket once a second; and one that stops
+# refuses until the gateway has read its state, which takes longest on a busy machine.
+MOMENTARILY = {NO_SOCKET, NOT_READY}
+MAX_AWAY_S = 3.0
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
 FULL_QUEUE_PAUSE_S = 0.1
 # A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
@@ -182,7 +182,7 @@ class Fanout:
 
         A slot that is full has not failed: other gateways use it too, the one before a reload among them, or sequences
         whose clients have hung up end with its next step. The branch waits for room until its deadline. Nor has a slot
-        failed whose socket was removed: it makes it again.
+        failed whose worker is away for a moment (`MOMENTARILY`).
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -221,7 +221,7 @@ class Fanout:
                 self._note_lie(slot, error)
                 must_wait = not context.is_over and (
                     error.code == SLOT_FULL
-                    or (error.code == NO_SOCKET and time.monotonic() < started_at + MAX_NO_SOCKET_S)
+                    or (error.code in MOMENTARILY and time.monotonic() < started_at + MAX_AWAY_S)
                 )
                 if not must_wait:
                     failure = BranchFailure(branch.index, error.code, error.detail)
@@ -229,8 +229,6 @@ class Fanout:
                     is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
                     if is_last or not self._take_retry():
                         return failure
-                    if error.code == NOT_READY:
-                        context.pause(RETRY_PAUSE_S * 4 ** (attempt - 1))
             finally:
                 self._admission.release(slot, context.pin, spec.owner)
                 self._branch_counter(str(slot), outcome).inc()

@@ -36,7 +36,7 @@ def test_the_search_finds_a_section_and_asks_no_other_server(documentation: Stat
     page.goto(f"{documentation.origin}/index.html")
     page.get_by_placeholder("Search").fill("TercetRedisFails")
     hit = page.locator(".md-search-result__link").first
-    expect(hit).to_be_visible(timeout=TIMEOUT_MS)
+    expect(hit).to_be_visible(timeout=3 * TIMEOUT_MS)  # the index is read first
     hit.click()
     expect(page.locator("article")).to_contain_text("TercetRedisFails")
     assert foreign == []

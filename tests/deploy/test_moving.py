@@ -97,7 +97,7 @@ def test_both_models_are_planned_on_each_of_four_gpus(tmp_path: Path) -> None:
     assert [slot["device"] for slot in slots] == [f"cuda:{index}" for index in range(4) for _ in range(3)]
 
 
-def test_each_model_is_on_the_gpus_that_its_workers_have(tmp_path: Path) -> None:
+def test_each_model_is_on_the_gpus_that_its_workers_have(short_tmp_path: Path) -> None:
     """The commands for small on three GPUs and medium on a fourth; they compute on the CPU."""
     [script] = blocks("WRITE_WITH_TRANSFORMER", "sh", "A model on some GPUs only")
     port, pool_port = free_port(), free_ports(11)
@@ -105,12 +105,12 @@ def test_each_model_is_on_the_gpus_that_its_workers_have(tmp_path: Path) -> None
         script = script.replace(str(number), str(pool_port + number - 8100))
     for name in ("small", "medium"):
         script = script.replace(f"TERCET_MODELS={name}", f"TERCET_MODELS={name}={EMBEDDED}")
-    environ = {**environ_of(tmp_path), "TERCET_BIND": f"127.0.0.1:{port}"}
-    log_path = tmp_path / "log"
+    environ = {**environ_of(short_tmp_path), "TERCET_BIND": f"127.0.0.1:{port}"}
+    log_path = short_tmp_path / "log"
     with log_path.open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
         command = ["bash", "-euc", script]
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+            command, cwd=short_tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
         )
         try:
 

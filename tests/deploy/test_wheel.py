@@ -57,8 +57,8 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return environment
 
 
-def test_it_serves_reloads_and_stops(installed: Path, tmp_path: Path) -> None:
-    check_serving([str(installed / "bin/tercet")], tmp_path / "project")
+def test_it_serves_reloads_and_stops(installed: Path, short_tmp_path: Path) -> None:
+    check_serving([str(installed / "bin/tercet")], short_tmp_path / "p")
 
 
 def test_only_tercet_can_be_imported(built: dict[str, Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,3 @@ def slow(server_with: Callable[..., SharedServer]) -> SharedServer:
     branches and 256 tokens fills the slot for at least five seconds.
     """
     return server_with(max_batch="3", queue="6", test_step_delay_ms="0=20")
-
-
-@pytest.fixture
-def short_tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory whose path is short enough for Unix sockets in it."""
-    return tmp_path_factory.mktemp("t")

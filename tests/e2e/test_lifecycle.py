@@ -25,7 +25,7 @@ from tests.e2e.harness import ROOT, Tercet, running, until
 from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, Refusal, loaded, num_reloads, start_behind, wait_for_start
 
 GREEDY: dict[str, Any] = {"temperature": 0, "length": 12}
-GRACE_S = 3.0
+GRACE_S = 6.0
 # Tokens of a request that ends within the grace of a stop, and of a request that does not.
 SHORT, LONG = 50, 256
 CONTEXT = "The old man looked at the sea and"
@@ -309,7 +309,7 @@ def test_a_stop_and_a_start_behind_a_kept_socket_lose_nothing_and_a_stop_keeps_i
         models="embedded*2",
         grace_s=str(GRACE_S),
         drain_s="0.5",
-        test_step_delay_ms="0=20,1=20",
+        test_step_delay_ms="0=40,1=40",
     )
     with socket.create_server(("127.0.0.1", instance.port), backlog=128) as listener:
         start_behind(instance, listener)

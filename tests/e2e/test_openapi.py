@@ -15,7 +15,7 @@ from tests.e2e.harness import ROOT, running
 SEED = os.environ.get("SCHEMATHESIS_SEED", "1")
 # Random cases of an operation; the examples and the boundaries of its schema come in addition.
 MAX_EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "10")
-MAX_S = 120
+MAX_S = 280
 FOLDER = Path(__file__).parent
 _REQUESTS = re.compile(r'^tercet_requests_total\{route="([^"]*)",status="(\d+)"\} (\S+)', re.MULTILINE)
 

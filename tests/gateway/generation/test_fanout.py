@@ -13,8 +13,9 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
+from gateway.generation import fanout
 from gateway.generation import request as request_module
-from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_ATTEMPTS, MAX_BRANCHES_AT_ONCE, RETRY_PAUSE_S, Fanout
+from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_ATTEMPTS, MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TokenDelta
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
@@ -234,19 +235,30 @@ def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_po
     pool.wait_until_idle()
 
 
-PAUSES_S = [RETRY_PAUSE_S, 4 * RETRY_PAUSE_S]
-
-
-@pytest.mark.parametrize(("code", "pauses_s"), [("not_ready", PAUSES_S), ("device", [])])
-def test_only_after_a_transient_refusal_a_branch_pauses_longer_each_time(
-    make_pool: MakePool, code: str, pauses_s: list[float]
+@pytest.mark.parametrize(("code", "is_away"), [("not_ready", True), ("device", False)])
+def test_a_branch_waits_for_a_worker_that_stops_and_then_has_its_attempts(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, code: str, *, is_away: bool
 ) -> None:
-    context = RequestContext(make_spec(num_completions=1))
-    context.pause = pause = Mock(wraps=context.pause)  # type: ignore[method-assign]
+    monkeypatch.setattr(fanout, "MAX_AWAY_S", 0.3)
     begin = time.monotonic()
-    start(make_pool(lambda _: [Refusal(503, code)]), context)
-    assert time.monotonic() - begin >= sum(pauses_s)
-    assert [each.args for each in pause.mock_calls] == [(pause_s,) for pause_s in pauses_s]
+    pool = make_pool(lambda _: [Refusal(503, code)])
+    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(failure, BranchFailure)
+    assert (time.monotonic() - begin >= 0.3) == is_away
+    assert (len(pool.workers[0].calls) > MAX_ATTEMPTS) == is_away
+
+
+def test_a_worker_that_stops_costs_no_retries(make_pool: MakePool) -> None:
+    """As many refusals as a busy machine may take to report its state."""
+    refusals = iter([Refusal(503, "not_ready")] * 5)
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        refusal = next(refusals, None)
+        yield from [refusal] if refusal else completion(request, " the sea")
+
+    pool = make_pool(respond, num_retries=0)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
 
 
 def test_a_branch_waits_for_room_in_a_full_slot(make_pool: MakePool) -> None:
