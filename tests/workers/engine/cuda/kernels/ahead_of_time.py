@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_kernel
-from workers.engine.cuda.kernels.launch import DEPENDENT_CAPABILITY, Grid, argument_types, target_constants
+from workers.engine.cuda.kernels.launch import Grid, argument_types, target_constants
 from workers.engine.cuda.kernels.self_check import CheckSetting, attention_of, products_of
 from workers.engine.cuda.kernels.triton_kernels import PRODUCT_CAPABILITY, TritonKernels
 from workers.engine.cuda.step_kernels import TABLE_ROWS
@@ -34,11 +34,10 @@ class CompilingLauncher:
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
-        self._is_dependent = capability >= DEPENDENT_CAPABILITY
         self.compiled: dict[str, CompiledKernel] = {}
 
     def launch(self, kernel: Kernel, grid: Grid, *arguments: Tensor | int | float, **constants: Any) -> None:
-        constants |= target_constants(kernel, self.capability, self._is_dependent)
+        constants |= target_constants(kernel, self.capability)
         compiled = compile_kernel(kernel, argument_types(kernel, arguments, constants), constants, self.capability)
         before = self.compiled.get(kernel.name)
         if before is None or len(before.cubin) < len(compiled.cubin):
