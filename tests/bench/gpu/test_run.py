@@ -33,7 +33,7 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.bench", "gpu", "--rehearse", "--out", str(out), *arguments],
         cwd=ROOT,
-        env={**os.environ, **process_environment(free_bytes=1 << 30)},
+        env={**os.environ, **process_environment()},
         text=True,
         process_group=0,
         stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ be seen there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,20 +14,13 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.workers.engine.cuda.fake_cuda import FakeCuda, fake_cuda
-from tests.workers.engine.helpers import TINY, TINY_LLAMA, peaked_weights, running_engine
+from tests.workers.engine.helpers import TINY_LLAMA, load_peaked, running_engine
 from workers.engine.cuda import kernel_choice
 from workers.engine.cuda.kernel_choice import KernelChoice, choose_kernels
 from workers.engine.failures import LoadFailure
-from workers.engine.loader import LoadedModel, build
 from workers.engine.model.config import SHAPES, ModelConfig
 
 DIFFERS = "attend differs from plain torch by 0.5"
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeCuda]:
-    with fake_cuda() as fake:
-        yield fake
 
 
 class Checks:
@@ -119,6 +112,5 @@ def test_a_missing_package_is_named(fake: FakeCuda, module: str, monkeypatch: py
 
 def test_the_engine_says_which_kernels_it_uses(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_choice, "_self_check", Checks(DIFFERS))
-    loaded = LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device="cuda"), "cuda", "fp32")
-    with running_engine(loaded, max_batch=1) as engine:
+    with running_engine(load_peaked("cuda"), max_batch=1) as engine:
         assert engine.status().kernels == f"torch: {DIFFERS}; graphs: on"

@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.workers.engine.helpers import TINY, add, make_core, peaked_weights, run_to_end
+from tests.workers.engine.helpers import add, load_peaked, make_core, run_to_end
 from workers.engine import sampling
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.failures import OutOfMemory
-from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 
-MODEL = LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device="cpu:0"), "cpu:0", "fp32")
+MODEL = load_peaked("cpu:0")
 MARKER = 500  # no healthy prompt of these tests has this token
 
 

@@ -20,6 +20,7 @@ from tests.workers.engine.helpers import (
     TINY,
     TINY_LLAMA,
     generate,
+    load_peaked,
     peaked_weights,
     random_ids,
     results,
@@ -48,12 +49,12 @@ CPU = torch.device(DEVICE)
 
 @pytest.fixture(scope="module")
 def device_tiny() -> LoadedModel:
-    return LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device=DEVICE), DEVICE, "fp32")
+    return load_peaked(DEVICE)
 
 
 @pytest.fixture(scope="module", params=[TINY, TINY_LLAMA], ids=["gpt2", "llama"])
 def device_model(request: pytest.FixtureRequest) -> LoadedModel:
-    return LoadedModel(build(request.param, peaked_weights(request.param), "fp32", device=DEVICE), DEVICE, "fp32")
+    return load_peaked(DEVICE, request.param)
 
 
 def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> tuple[Batch, KVCache]:

@@ -28,9 +28,9 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
         def execute_and_install(module: ModuleType) -> None:
             execute(module)
-            from tests.workers.engine.cuda.fake_cuda import install_from_environment
+            from tests.workers.engine.cuda.fake_cuda import FakeCuda, install
 
-            install_from_environment()
+            install(FakeCuda())
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec
