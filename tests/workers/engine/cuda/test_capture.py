@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.workers.engine.cuda.fake_cuda import FakeCuda, fake_cuda
-from tests.workers.engine.cuda.test_runner import assert_same, gpu_texts
+from tests.workers.engine.cuda.test_runner import assert_all_same, gpu_texts
 from tests.workers.engine.helpers import load_peaked
 from workers.engine.cuda.graphs import GraphRecorder
 from workers.engine.cuda.runner import CudaRunner
@@ -23,8 +23,7 @@ def test_captured_programs_give_the_same_texts_while_every_other_result_is_poiso
         captured = gpu_texts(load_peaked("cuda"), max_batch=4)
     assert fake.num_captures > 20
     assert fake.num_replays > 300
-    for ours, theirs in zip(captured, expected, strict=True):
-        assert_same(ours, theirs)
+    assert_all_same(captured, expected)
 
 
 @pytest.mark.parametrize("after", [0, 7])

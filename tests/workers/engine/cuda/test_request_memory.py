@@ -24,9 +24,11 @@ MARKER = 500  # no healthy prompt of these tests has this token
 class FullMemory(TorchFunctionMode):
     """Calls of torch for which `is_too_large` holds fail."""
 
-    def __init__(self, is_too_large: Callable[[str, tuple[Any, ...]], bool]) -> None:
+    def __init__(
+        self, is_too_large: Callable[[str, tuple[Any, ...]], bool], error: type[RuntimeError] = torch.OutOfMemoryError
+    ) -> None:
         super().__init__()
-        self._is_too_large = is_too_large
+        self._is_too_large, self._error = is_too_large, error
         self.num_failures = 0
 
     def __torch_function__(
@@ -34,7 +36,7 @@ class FullMemory(TorchFunctionMode):
     ) -> Any:
         if self._is_too_large(getattr(func, "__name__", ""), args):
             self.num_failures += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise self._error("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return func(*args, **(kwargs or {}))
 
 
@@ -124,13 +126,7 @@ def test_a_draw_without_memory_fails_its_sequence_and_nothing_else(
 
 
 def test_another_error_in_a_prefill_fails_the_step() -> None:
-    class Broken(FullMemory):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if is_marked_prefill(getattr(func, "__name__", ""), args):
-                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-            return func(*args, **(kwargs or {}))
-
     harness = Harness()
     harness.add((MARKER, 1, 2))
-    with Broken(lambda *_: False), pytest.raises(torch.AcceleratorError):
+    with FullMemory(is_marked_prefill, torch.AcceleratorError), pytest.raises(torch.AcceleratorError):
         harness.run()
