@@ -52,7 +52,7 @@ def bench_gpu(
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
     if rehearse:  # threads that spin for each other take a shared machine's time
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = Context(out=out.resolve(), is_rehearsal=rehearse)
+    context = (Context.rehearsal if rehearse else Context)(out=out.resolve())
     for stage in stages if again else ():
         (context.out / RESULTS / f"{stage.name}.json").unlink(missing_ok=True)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))

@@ -1,4 +1,5 @@
-"""Stage `decode`: the decode step at several numbers of rows and lengths of context, with its floor.
+"""Stages `decode`, the decode step at several numbers of rows and lengths of context, with its floor, and `prefill`, a
+prefill program of eight segments at each length of context.
 
 The floor is what a step must read, weights and keys and values, divided by the bandwidth measured on this machine.
 """
@@ -9,16 +10,22 @@ from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
-from tests.bench.gpu.context import Context, subject
+import torch
+
+from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.machine import measured_gb_s
 from tests.bench.gpu.record import Recorder
 from tests.bench.gpu.stages import step_key
-from tests.bench.gpu.steps import DecodeSteps
+from tests.bench.gpu.steps import DecodeSteps, time_replays
+from tests.bench.speed.engine_alone import load
+from workers.engine.cuda.graphs import NUM_TOKENS, GraphRecorder, PrefillProgram, length_buckets
+from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
 
 TENTHS = 10
 BYTES_PER_VALUE = 2  # bf16, or fp16 where the card has no bf16
+MAX_SEQUENCES = 8  # of the KV cache of a prefill
 
 
 def step_bytes(config: ModelConfig, num_rows: int, num_tokens: int) -> int:
@@ -68,3 +75,23 @@ def _measure(steps: DecodeSteps, num_rows: int, num_tokens: int, context: Contex
         "num_replays": len(times),
         "kernels": steps.kernels,
     }
+
+
+@torch.inference_mode()
+def run_prefill(context: Context, record: Recorder) -> None:
+    for model in context.models:
+        loaded = load(subject(model), context.device, context.dtype)
+        dtype = loaded.model.token_embedding.dtype
+        cache = KVCache(loaded.config, MAX_SEQUENCES, dtype, torch.device(context.device))
+        program = PrefillProgram(loaded.model, cache)
+        if context.is_cuda:
+            program.capture(GraphRecorder())
+        for length in length_buckets(loaded.config.n_positions):
+            name = f"{short(model)} length={length}"
+            record.measure(name, partial(_measure_prefill, context, program, length))
+
+
+@torch.inference_mode()
+def _measure_prefill(context: Context, program: PrefillProgram, length: int) -> dict[str, Any]:
+    times = time_replays(partial(program, length), context.is_cuda, 0.1 * context.warm_up_s, context.num_replays)
+    return {"program_us": round(1e3 * median(times), 1), "tokens": NUM_TOKENS, "length": length}

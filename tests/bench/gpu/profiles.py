@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.gpu.steps import DecodeSteps
 
@@ -22,10 +22,7 @@ def run(context: Context, record: Recorder) -> None:
     for model in context.models:
         steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts), context.kernels)
         for rows in sorted(context.row_counts):
-            record.measure(
-                f"{model.removeprefix('synthetic:')} rows={rows}",
-                partial(_profile, steps, rows, context),
-            )
+            record.measure(f"{short(model)} rows={rows}", partial(_profile, steps, rows, context))
         del steps
 
 

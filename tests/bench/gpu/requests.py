@@ -1,6 +1,7 @@
-"""Stages `request` and `compiled`: one whole request through the gateway, in turns with transformers' `generate`.
+"""Requests through the gateway: one at a time in turns with transformers' `generate` (stages `request` and `compiled`),
+and from many clients to one worker on the GPU and to two (stage `workers`).
 
-Each row has one baseline, so that a baseline that hangs costs its own row only.
+A row of the first two has one baseline, so that a baseline that hangs costs its own row only.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from rich.console import Console
 
 from deploy.load.clients import LOOPBACK, raise_for_status
 from deploy.load.prompts import PromptGenerator
-from tests.bench.gpu.context import Context
+from tests.bench.contender_process import ContenderProcess
+from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.rounds import Contender, interleave
 from tests.bench.run import Options
+from tests.bench.server import MeasuredServer
 from tests.bench.speed.contenders import BASELINES, Contenders
 
 NUM_GATEWAY_REQUESTS = 5  # per round
 # An idle GPU lowers its clocks, and a writer pauses.
 PAUSE_S, NUM_PAUSES = 2.0, 6
+NUM_CLIENTS, SECONDS = 48, 8.0  # of stage `workers`
 console = Console(file=sys.stderr, width=120)
 
 
@@ -48,11 +52,10 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
     Raises:
         RuntimeError: one of them failed.
     """
-    measured = options(context, context.model)
-    prompts = PromptGenerator(measured.subject(), measured.seed)
+    measured = _options(context, context.model)
+    prompts = PromptGenerator(subject(context.model), measured.seed)
     with Contenders(measured, console) as contenders:
-        server = contenders.start_server(measured.models)
-        clients = contenders.start_clients((LOOPBACK, server.port), measured.subject(), prompts.seed())
+        server, clients = _start(contenders, measured, context, prompts)
 
         def measure_gateway() -> dict[str, list[float]]:
             replies = raise_for_status(clients.call("send_new", NUM_GATEWAY_REQUESTS))
@@ -66,7 +69,7 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
             (reply,) = raise_for_status(clients.call("send_new", 1))
             return float(reply.wall_ms)
 
-        [theirs] = contenders.start_baselines([baseline], measured.subject(), prompts)
+        [theirs] = contenders.start_baselines([baseline], subject(context.model), prompts)
         turns = [theirs, Contender("gateway", "gateway", measure_gateway)]
         results = interleave(turns, measured.num_rounds, console)
         paused = [send_after_a_pause() for _ in range(1 if context.is_rehearsal else NUM_PAUSES)]
@@ -87,7 +90,34 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
     }
 
 
-def options(context: Context, models: str) -> Options:
+def run_workers(context: Context, record: Recorder) -> None:
+    for count in (1, 2):
+        record.measure(f"{count} per GPU", partial(_count_answers, context, count))
+
+
+def _count_answers(context: Context, num_workers: int) -> dict[str, Any]:
+    measured = _options(context, f"{context.model}*{num_workers}")
+    num_clients, seconds = (4, 1) if context.is_rehearsal else (NUM_CLIENTS, SECONDS)
+    with Contenders(measured, console) as contenders:
+        _, clients = _start(contenders, measured, context, PromptGenerator(subject(context.model), 0))
+        load = clients.call("send_for", num_clients, seconds)
+    replies = raise_for_status(load.replies)
+    return {
+        "answers_per_s": round(len(replies) / load.elapsed_s, 1),
+        "p50_ms": round(median(reply.wall_ms for reply in replies), 1),
+        "client_cpu_s": round(load.client_cpu_s, 2),
+    }
+
+
+def _start(
+    contenders: Contenders, measured: Options, context: Context, prompts: PromptGenerator
+) -> tuple[MeasuredServer, ContenderProcess]:
+    """The server under test and its clients."""
+    server = contenders.start_server(measured.models)
+    return server, contenders.start_clients((LOOPBACK, server.port), subject(context.model), prompts.seed())
+
+
+def _options(context: Context, models: str) -> Options:
     """
     Args:
         models: a value of `TERCET_MODELS`.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.record import Recorder
 from tests.bench.gpu.stages import step_key
 from tests.bench.gpu.steps import DecodeSteps
@@ -37,16 +37,13 @@ def run(context: Context, record: Recorder) -> None:
     models = ["embedded"] if context.is_rehearsal else ["synthetic:small", "embedded"]
     for model in models:
         for dtype in ("bf16",) if context.is_rehearsal else ("bf16", "fp16"):  # a CPU computes no fp16
-            record.measure(
-                f"{model.removeprefix('synthetic:')} {dtype}",
-                partial(_measure, context, model, dtype),
-            )
+            record.measure(f"{short(model)} {dtype}", partial(_measure, context, model, dtype))
 
 
 def run_plain(context: Context, record: Recorder) -> None:
     """Plain torch, which serves where the Triton kernels do not."""
     model = context.model
-    record.measure(f"{model.removeprefix('synthetic:')} bf16", partial(_measure, context, model, "bf16", _Plain()))
+    record.measure(f"{short(model)} bf16", partial(_measure, context, model, "bf16", _Plain()))
     num_rows = 3 if context.is_rehearsal else 48
     steps = DecodeSteps(subject(model), context.device, context.dtype, num_rows, "torch")
     for rows in (3, num_rows):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.speed.engine_alone import load
 from tests.workers.engine.helpers import SMOLLM2
@@ -27,8 +27,7 @@ LLAMA = "llama"
 def run(context: Context, record: Recorder) -> None:
     for model in dict.fromkeys(("embedded", *context.models, LLAMA)):
         for name, check in CHECKS.items():
-            row = f"{model.removeprefix('synthetic:')} {name}"
-            record.measure(row, partial(_measure, context, model, check))
+            record.measure(f"{short(model)} {name}", partial(_measure, context, model, check))
 
 
 def _measure(context: Context, model: str, check: Callable[[StepKernels, CheckSetting], KernelCheck]) -> dict[str, Any]:

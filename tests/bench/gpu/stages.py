@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.bench.gpu.commands import run_command
-from tests.bench.gpu.context import LOGS, RESULTS, Context
+from tests.bench.gpu.context import LOGS, RESULTS, Context, short
 from tests.bench.gpu.record import FINAL, StageResult, read_result, write_json
 
 MIN_STAGE_S = 10.0  # no stage is begun with less
@@ -44,7 +44,7 @@ class Stage:
 
 def step_key(model: str, num_rows: int, num_tokens: int) -> str:
     """The name of a row of stage `decode`."""
-    return f"{model.removeprefix('synthetic:')} rows={num_rows} context={num_tokens}"
+    return f"{short(model)} rows={num_rows} context={num_tokens}"
 
 
 STAGES = {
@@ -53,14 +53,14 @@ STAGES = {
         Stage("A", "smoke", "smoke:run", 60),  # each kernel against plain torch
         Stage("A", "machine", "machine:run", 60),  # machine, versions, bandwidth, kernels, memory
         Stage("A", "decode", "decode:run", 110),  # decode step, replays timed by events
-        Stage("A", "prefill", "prefills:run", 40),  # prefill program
+        Stage("A", "prefill", "decode:run_prefill", 40),  # prefill program
         Stage("A", "request", "requests:run", 90),  # whole request against three generate calls, bf16; with pauses
         Stage("A", "seeds", "seeds:run", 90),  # same seed alone and among 48
         Stage("A", "profile", "profiles:run", 60),  # kernels and µs per replay
         Stage("B", "products", "seeds:run_plain", 50),  # plain torch: seeds and steps
         Stage("B", "pinned", "seeds:run_plain", 50, environment=PINS),  # the same with cuBLAS pinned
         Stage("B", "tests", "gpu_tests:run", 200, 200),  # GPU tests
-        Stage("B", "workers", "several_workers:run", 90),  # one worker on the GPU against two
+        Stage("B", "workers", "requests:run_workers", 90),  # one worker on the GPU against two
         Stage("B", "compiled", "requests:run_compiled", 150),  # whole request against static cache and compile
     )
 }

@@ -16,23 +16,10 @@ import torch
 
 from tests.bench.speed.engine_alone import load
 from workers.checkpoints.resolve import Checkpoint
+from workers.engine.cuda import step_kernels as rows
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
 from workers.engine.cuda.kernel_choice import Kernels, choose_kernels, make_kernels
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.step_kernels import (
-    ENTRY,
-    ID,
-    MOVES,
-    NEXT_POINTS,
-    POINT,
-    POSITION,
-    START,
-    SUFFIX,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    WIDTH,
-)
 
 
 class DecodeSteps:
@@ -106,14 +93,14 @@ class DecodeSteps:
         their suffix."""
         layout, table, position = self._cache.layout, batch.table, num_tokens - 1
         for row in range(batch.size):
-            table[ID, row] = row + 1
-            table[START, row] = position
-            table[ENTRY, row] = row * num_tokens
-            table[SUFFIX, row] = layout.first_of_suffix(row) - position
-        table[MOVES] = 0  # the next replay has the same context
-        table[POSITION] = position
-        table[TEMPERATURE], table[TOP_K], table[TOP_P] = 1.0, 50, 0.95
-        table[POINT], table[WIDTH], table[NEXT_POINTS:] = 0.5, 1.0, 0.5
+            table[rows.ID, row] = row + 1
+            table[rows.START, row] = position
+            table[rows.ENTRY, row] = row * num_tokens
+            table[rows.SUFFIX, row] = layout.first_of_suffix(row) - position
+        table[rows.MOVES] = 0  # the next replay has the same context
+        table[rows.POSITION] = position
+        table[rows.TEMPERATURE], table[rows.TOP_K], table[rows.TOP_P] = 1.0, 50, 0.95
+        table[rows.POINT], table[rows.WIDTH], table[rows.NEXT_POINTS :] = 0.5, 1.0, 0.5
 
 
 @torch.inference_mode()

@@ -75,7 +75,7 @@ def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -
     document = json.loads(output)
     decode = document["stages"]["decode"]
     assert decode["state"] == "done", decode
-    context = Context(out=out, is_rehearsal=True)
+    context = Context.rehearsal(out)
     wanted = {step_key("embedded", *point) for point in product(context.row_counts, context.context_lengths)}
     assert decode["rows"].keys() == wanted
     assert {name: decode["rows"][name] for name in before} == before
