@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -32,7 +32,9 @@ def bench_gpu(
         list[str] | None,
         typer.Option(help=f"Stages, repeatable or separated by commas: {', '.join(STAGES)}."),
     ] = None,
-    part: Annotated[str | None, typer.Option(help="A or B: half of the stages. Each ends within ten minutes.")] = None,
+    part: Annotated[
+        Literal["A", "B"] | None, typer.Option(help="Half of the stages. Each ends within ten minutes.")
+    ] = None,
     budget_s: Annotated[float, typer.Option(min=1, help="Time for all stages, in seconds.")] = 560,
     again: Annotated[bool, typer.Option("--again", help="Measure again what has a result.")] = False,
     collect: Annotated[
@@ -44,9 +46,7 @@ def bench_gpu(
 ) -> None:
     """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
     stages = [STAGES[name] for name in choose("--only", "stage", only, STAGES)]
-    if part is not None:
-        parts = choose("--part", "part", [part], sorted({stage.part for stage in STAGES.values()}))
-        stages = [stage for stage in stages if stage.part in parts]
+    stages = [stage for stage in stages if part in (None, stage.part)]
     gpus = machine.gpus()
     if not gpus and not rehearse:
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")

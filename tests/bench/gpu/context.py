@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoints.resolve import Checkpoint, resolve
+from workers.checkpoints.resolve import resolve
 from workers.engine.cuda.kernel_choice import Kernels
 
 RESULTS, LOGS = "results", "logs"
@@ -92,7 +92,4 @@ def short(model: str) -> str:
     return model.removeprefix("synthetic:")
 
 
-@functools.cache
-def subject(model: str) -> Checkpoint:
-    """A model under test by its name."""
-    return resolve(model)
+subject = functools.cache(resolve)  # a model under test by its name

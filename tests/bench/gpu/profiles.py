@@ -26,12 +26,13 @@ def run(context: Context, record: Recorder) -> None:
         del steps
 
 
+@torch.inference_mode()
 def _profile(steps: DecodeSteps, num_rows: int, context: Context) -> dict[str, Any]:
     replay = steps.replay(num_rows, NUM_TOKENS)
     num_replays = 2 if context.is_rehearsal else 20
     activity = ProfilerActivity.CPU if context.is_rehearsal else ProfilerActivity.CUDA
     replay()
-    with torch.inference_mode(), profile(activities=[activity]) as result:
+    with profile(activities=[activity]) as result:
         for _ in range(num_replays):
             replay()
         if context.is_cuda:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -61,7 +60,8 @@ class DecodeSteps:
 
     @torch.inference_mode()
     def replay(self, num_rows: int, num_tokens: int) -> Callable[[], object]:
-        """A function that replays the step of `num_rows` sequences whose contexts have `num_tokens` tokens.
+        """A function that replays the step of `num_rows` sequences whose contexts have `num_tokens` tokens, in
+        inference mode.
 
         Raises:
             MemoryError: the contexts, or their suffixes, do not fit in the KV cache.
@@ -86,7 +86,7 @@ class DecodeSteps:
             self._recorder = self._recorder or GraphRecorder()
             program.capture(self._recorder)
             self._fill(batch, num_tokens)  # a capture runs the step
-        return partial(_call, program, batch)
+        return program
 
     def _fill(self, batch: Batch, num_tokens: int) -> None:
         """The table of a batch whose rows each read slots of their own, one context after the other, and write into
@@ -101,12 +101,6 @@ class DecodeSteps:
         table[rows.POSITION] = position
         table[rows.TEMPERATURE], table[rows.TOP_K], table[rows.TOP_P] = 1.0, 50, 0.95
         table[rows.POINT], table[rows.WIDTH], table[rows.NEXT_POINTS :] = 0.5, 1.0, 0.5
-
-
-@torch.inference_mode()
-def _call(program: Callable[[], object], _batch: Batch) -> object:
-    """The batch is held because the program reads its table."""
-    return program()
 
 
 def time_replays(replay: Callable[[], object], is_cuda: bool, warm_up_s: float, num_replays: int) -> list[float]:

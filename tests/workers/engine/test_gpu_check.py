@@ -31,7 +31,6 @@ def fake_gpu(
     [
         ("Tesla T4", (7, 5), "13.0", CU130, "bf16", ("Tesla T4", "computes no bf16", "fp16 or auto")),
         ("Tesla V100", (7, 0), "13.0", CU130, "auto", ("Tesla V100", "CUDA 13.0", "cu126")),
-        ("Tesla K80", (3, 7), "12.6", CU126, "auto", ("Tesla K80", "No build of torch")),
         ("NVIDIA B200", (10, 0), "12.6", CU126, "auto", ("NVIDIA B200", "cu132")),
     ],
 )

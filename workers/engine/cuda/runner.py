@@ -299,15 +299,12 @@ class CudaRunner:
             columns, states, past = before.columns, before.states, len(before.tokens)
             states = [(entry, start, suffix, length + past) for entry, start, suffix, length in states]
         tokens = self._host_memory((num_steps, 4, batch.size), torch.float64)
-        steps = _InFlightSteps(columns, states, tokens, {}, program)
-        if self._is_cuda:
-            steps.start = _record_event()
+        steps = _InFlightSteps(columns, states, tokens, {}, program, self._record_event())
         for _ in range(num_steps):
             logits = program()
             steps.logits.update((column, self._download(logits[column])) for column in others)
         tokens.copy_(batch.tokens[:num_steps], non_blocking=True)
-        if self._is_cuda:
-            steps.done = _record_event()
+        steps.done = self._record_event()
         self._in_flight.append(steps)
 
     def _collect(
@@ -352,7 +349,7 @@ class CudaRunner:
         on_host = [(sequences[at], self._download(logits[at])) for at in others]
         plain = [at for at in range(len(sequences)) if at not in others]
         tokens = self._draw_plain([logits[at] for at in plain], [sequences[at] for at in plain])
-        event = _record_event() if self._is_cuda else None
+        event = self._record_event()
 
         def collect() -> list[_Drawn]:
             if event is not None:
@@ -415,6 +412,14 @@ class CudaRunner:
         logits = self._model.logits(hidden[: len(following)])
         return [(one, score(logits, following, one.request.sampling.top_logprobs)) for one in chunk.group.sequences]
 
+    def _record_event(self) -> torch.cuda.Event | None:
+        if not self._is_cuda:
+            return None
+        # Waiting for it blocks: a thread that polls would take a core from the HTTP threads.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
     def _upload(self, table: Tensor) -> Tensor:
         """`table` in pinned memory, from which it is copied without waiting; freed once the copy is done."""
         return table.pin_memory() if self._is_cuda else table
@@ -436,13 +441,6 @@ def _segments(chunk: PrefillChunk) -> list[Segment]:
     stops = [min(start + SEGMENT_TOKENS, chunk.stop) for start in starts]
     pairs = zip(starts, stops, strict=True)
     return [Segment(tokens[start:stop], start, chunk.entry.index) for start, stop in pairs]
-
-
-def _record_event() -> torch.cuda.Event:
-    # Waiting for it blocks: a thread that polls would take a core from the HTTP threads.
-    event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _drawn_tokens(drawn: Tensor) -> list[GeneratedToken]:

@@ -185,6 +185,10 @@ class FakeGraph:
 
     def begin(self) -> None:
         recording = self._recording = self._fake.recording = _Recording(self._fake)
+        try:
+            self._fake.reach("capture")
+        except Exception as error:  # noqa: BLE001 - raised by the first operation of the capture
+            recording.injected = error
         recording.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
@@ -197,11 +201,6 @@ class FakeGraph:
             raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
         self._fake.num_captures += 1
         self.poison()
-
-    def interrupt(self, error: Exception) -> None:
-        """Lets the next operation of the capture raise `error`."""
-        assert self._recording is not None
-        self._recording.injected = error
 
     def poison(self) -> None:
         assert self._recording is not None
@@ -224,10 +223,6 @@ def _graph(fake: FakeCuda, cuda_graph: FakeGraph, stream: FakeStream, **_: objec
     fake.finish_copies()
     before, fake.current = fake.current, stream
     cuda_graph.begin()
-    try:
-        fake.reach("capture")
-    except Exception as error:  # noqa: BLE001 - raised by the first operation of the capture
-        cuda_graph.interrupt(error)
     try:
         yield
     finally:

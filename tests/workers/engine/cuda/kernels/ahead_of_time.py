@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -81,19 +80,12 @@ class _NoNumbers(CheckSetting):
         return torch.empty(*shape, dtype=dtype or self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a compiled kernel takes of a streaming multiprocessor.
+class Resources(NamedTuple):
+    """What a compiled kernel takes of a streaming multiprocessor."""
 
-    Attributes:
-        registers: per thread.
-        spilled_bytes: per thread, of the stack and of local memory.
-        shared_bytes: per block.
-    """
-
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
+    registers: int  # per thread
+    spilled_bytes: int  # per thread, of the stack and of local memory
+    shared_bytes: int  # per block
 
 
 def read_resources(compiled: CompiledKernel) -> Resources:
