@@ -55,18 +55,10 @@ def fake_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
 
 def planned(tmp_path: Path, models: str, environ: dict[str, str] | None = None, /, **settings: Any) -> Plan:
     """The plan of synthetic models, like "small*2,medium"."""
-    specs = []
-    for entry in models.split(","):
-        name, _, count = entry.partition("*")
-        specs.append(ModelSpec(f"synthetic:{name}", None, int(count or 1)))
-    made: dict[str, Any] = {
-        "run_dir": tmp_path / "run",
-        "devices": ("cuda:0",),
-        "compute": "cpu",
-        "models": tuple(specs),
-        **settings,
-    }
-    return make_plan(make_settings(**made), environ or {})
+    parts = [entry.partition("*") for entry in models.split(",")]
+    specs = tuple(ModelSpec(f"synthetic:{name}", None, int(count or 1)) for name, _, count in parts)
+    base = make_settings(run_dir=tmp_path / "run", devices=("cuda:0",), compute="cpu", models=specs)
+    return make_plan(make_settings(base, **settings), environ or {})
 
 
 def test_each_worker_gets_its_part_of_the_card(tmp_path: Path, fake_smi: FakeSmi) -> None:

@@ -8,7 +8,6 @@ to a border then gives another token. The share of equal texts is reported for e
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -21,13 +20,14 @@ from tests.bench.gpu.stages import step_key
 from tests.bench.gpu.steps import DecodeSteps
 from tests.bench.quality.writers import common_length
 from tests.bench.speed.engine_alone import EngineAlone
+from tests.workers.engine.helpers import results
 from workers.engine.core import Runner
 from workers.engine.cuda.forward import PLAIN_KERNELS
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
+from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.transformer import LoadedModel
-from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.request import EngineRequest, SamplingParams
 
 NUM_TOKENS = 20
 NUM_PROMPT_TOKENS = (20, 120)  # at least, at most
@@ -78,9 +78,9 @@ def _measure(context: Context, model: str, dtype: str, runners: RunnerFactory = 
     process = EngineAlone(subject(model), context.device, dtype, num_crowd, None, runners)
     try:
         # The crowd has its second run last: the difference between two equal runs is noise of another kind.
-        crowd = _run_together(process.engine, requests)
-        alone = [_run_together(process.engine, [request])[0] for request in requests[:num_alone]]
-        again = _run_together(process.engine, requests)
+        crowd = results(process.engine, requests)
+        alone = [results(process.engine, [request])[0] for request in requests[:num_alone]]
+        again = results(process.engine, requests)
     finally:
         process.engine.stop(0)
     pairs = list(zip(alone, crowd[:num_alone], strict=True))
@@ -95,8 +95,3 @@ def _measure(context: Context, model: str, dtype: str, runners: RunnerFactory = 
         "first_difference_at_token": min(different, default=None),
         "share_equal_of_two_crowds": round(sum(repeated) / len(repeated), 4),
     }
-
-
-def _run_together(engine: Engine, requests: Sequence[EngineRequest]) -> list[SequenceOutput]:
-    """The outputs of requests that are submitted at once."""
-    return [stream.result() for stream in [engine.submit(request) for request in requests]]

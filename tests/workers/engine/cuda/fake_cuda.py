@@ -71,7 +71,7 @@ class FakeCuda:
         self._pending: list[tuple[Tensor, Tensor]] = []  # copies to pinned memory: target, what it will hold
         self._num_done = 0  # copies that are done, of all there ever were
         self._pinned: set[int] = set()  # storages
-        self._unpoisoned: list[FakeGraph] = []
+        self.last_replayed: FakeGraph | None = None  # the only graph whose results are not poisoned
 
     def fail(self, point: str, error: str, after: int = 0) -> None:
         """Lets a call fail.
@@ -121,13 +121,6 @@ class FakeCuda:
             target, value = self._pending.pop(0)
             _copy(target, value.to(target.dtype))
             self._num_done += 1
-
-    def mark_written(self, graph: FakeGraph) -> None:
-        """Poisons the results of all other graphs."""
-        for other in self._unpoisoned:
-            if other is not graph:
-                other.poison()
-        self._unpoisoned = [graph]
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -212,7 +205,9 @@ class FakeGraph:
         self._fake.reach("replay")
         self._fake.num_replays += 1
         with torch.inference_mode():
-            self._fake.mark_written(self)
+            if (last := self._fake.last_replayed) not in (None, self):
+                last.poison()
+            self._fake.last_replayed = self
             for call in self._recording.calls:
                 call()
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from tests.workers.engine.cuda.kernels.ahead_of_time import (
     read_resources,
 )
 from tests.workers.engine.helpers import SMOLLM2
+from tests.workers.helpers import run_python
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.step_kernels import Product
 from workers.engine.model.config import SHAPES
@@ -88,13 +86,7 @@ def test_kernels_are_compiled_without_a_c_compiler(tmp_path: Path) -> None:
     )
     empty = tmp_path / "bin"
     empty.mkdir()
-    environment = {
-        "PATH": str(empty),
-        "HOME": str(tmp_path),
-        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = run_python(program, 600, PATH=str(empty), CC="", TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == list(KERNELS)
     assert len(list((tmp_path / "cache").rglob("*.cubin"))) >= len(KERNELS)
