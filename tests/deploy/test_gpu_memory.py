@@ -122,6 +122,13 @@ def test_what_does_not_fit_is_refused_with_what_would(
     assert refusal in str(error.value)
 
 
+def test_two_workers_of_a_model_need_the_memory_of_two(tmp_path: Path, fake_smi: FakeSmi) -> None:
+    fake_smi("0, GPU-4a4a, 3072, small card")
+    assert len(planned(tmp_path, "small").slots) == 1
+    with pytest.raises(StartError, match=r"set TERCET_MODELS to at most synthetic:small\*1 per device"):
+        planned(tmp_path, "small*2")
+
+
 def test_the_counts_that_a_refusal_names_fit(tmp_path: Path, fake_smi: FakeSmi) -> None:
     fake_smi(T4)
     assert len(planned(tmp_path, "medium*4").slots) == 4

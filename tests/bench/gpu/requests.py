@@ -6,6 +6,7 @@ A row of the first two has one baseline, so that a baseline that hangs costs its
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from deploy.gpus import has_mps
 from deploy.load.clients import LOOPBACK, raise_for_status
 from deploy.load.prompts import PromptGenerator
 from tests.bench.contender_process import ContenderProcess
@@ -106,6 +108,7 @@ def _count_answers(context: Context, num_workers: int) -> dict[str, Any]:
         "answers_per_s": round(len(replies) / load.elapsed_s, 1),
         "p50_ms": round(median(reply.wall_ms for reply in replies), 1),
         "client_cpu_s": round(load.client_cpu_s, 2),
+        "has_mps": has_mps(os.environ),
     }
 
 
