@@ -64,7 +64,7 @@ class FakeCuda:
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
         self.capability = capability
         self.num_captures = self.num_replays = 0
-        self.current = FakeStream(self)
+        self.current = _bound(FakeStream, self)()
         self.recording: _Recording | None = None
         self._failures: dict[str, tuple[int, str]] = {}  # point → calls that succeed before, error
         self._broken_by: Exception | None = None
@@ -172,9 +172,8 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class FakeGraph:
     """`torch.cuda.CUDAGraph`."""
 
-    def __init__(self, fake: FakeCuda) -> None:
-        self._fake = fake
-        self._recording: _Recording | None = None
+    _fake: FakeCuda
+    _recording: _Recording | None = None
 
     def begin(self) -> None:
         recording = self._recording = self._fake.recording = _Recording(self._fake)
@@ -228,9 +227,8 @@ def _graph(fake: FakeCuda, cuda_graph: FakeGraph, stream: FakeStream, **_: objec
 class FakeStream:
     """`torch.cuda.Stream`. There is one order of execution, that of the calls."""
 
-    def __init__(self, fake: FakeCuda, *_: object, **__: object) -> None:
-        self._fake = fake
-        self.cuda_stream = 0
+    _fake: FakeCuda
+    cuda_stream = 0
 
     def wait_stream(self, _stream: FakeStream) -> None:
         self._fake.reach("wait_stream")
@@ -256,10 +254,11 @@ class FakeGenerator(torch.Generator):
 class FakeEvent:
     """`torch.cuda.Event`."""
 
-    def __init__(self, fake: FakeCuda, *_: object, **__: object) -> None:
-        self._fake = fake
-        self._at: float | None = None
-        self._num_copies = 0
+    _fake: FakeCuda
+    _at: float | None = None
+    _num_copies = 0
+
+    def __init__(self, **_: object) -> None: ...
 
     def record(self, _stream: FakeStream | None = None) -> None:
         self._fake.reach("record")
@@ -287,15 +286,6 @@ def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
 
 def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) -> FakeCuda:
     """Replaces torch's CUDA, in all threads of this process, by `replace(object, name, value)`."""
-    properties = types.SimpleNamespace(
-        name=NAME,
-        major=fake.capability[0],
-        minor=fake.capability[1],
-        total_memory=TOTAL_BYTES,
-        multi_processor_count=132,
-        L2_cache_size=50 << 20,
-        warp_size=32,
-    )
     replacements: dict[str, Any] = {
         "Stream": _bound(FakeStream, fake),
         "Event": _bound(FakeEvent, fake),
@@ -316,7 +306,7 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         "is_initialized": lambda: True,
         "get_device_capability": lambda _device=None: fake.capability,
         "get_device_name": lambda _device=None: NAME,
-        "get_device_properties": lambda _device=None: properties,
+        "get_device_properties": lambda _device=None: types.SimpleNamespace(name=NAME, total_memory=TOTAL_BYTES),
         "get_arch_list": lambda: ["sm_75", "sm_80", "sm_86", "sm_90"],
     }
     for name, value in replacements.items():
@@ -350,13 +340,9 @@ def process_environment() -> dict[str, str]:
     return {"FAKE_CUDA": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def _bound(kind: type, fake: FakeCuda) -> type:
+def _bound(kind: type, fake: FakeCuda) -> Any:
     """A class of which no argument is the device: libraries name torch's classes in their type hints."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind.__init__(self, fake, *args, **kwargs)  # type: ignore[misc]
-
-    return type(kind.__name__, (kind,), {"__init__": __init__})
+    return type(kind.__name__, (kind,), {"_fake": fake})
 
 
 def _on_cpu(fake: FakeCuda, function: Callable[..., Any]) -> Callable[..., Any]:

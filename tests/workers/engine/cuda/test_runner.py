@@ -74,20 +74,16 @@ def budget_for(num_entries: int, max_sequences: int, config: ModelConfig = TINY)
 
 def assert_all_same(ours: Sequence[SequenceOutput], theirs: Sequence[SequenceOutput]) -> None:
     """The same texts and, up to rounding, the same scores."""
-    for our_output, their_output in zip(ours, theirs, strict=True):
-        _assert_same(our_output, their_output)
-
-
-def _assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
-    assert ours.token_ids == theirs.token_ids
-    assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
-    assert ours.prompt_logprobs[1:] == pytest.approx(theirs.prompt_logprobs[1:], abs=1e-3)
-    assert ours.prompt_tops[:1] == theirs.prompt_tops[:1]
-    tops = [*zip(ours.tops, theirs.tops, strict=True), *zip(ours.prompt_tops[1:], theirs.prompt_tops[1:], strict=True)]
-    for our_top, their_top in tops:
-        assert our_top is not None
-        assert their_top is not None
-        assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.token_ids == their.token_ids
+        assert our.logprobs == pytest.approx(their.logprobs, abs=1e-3)
+        assert our.prompt_logprobs[1:] == pytest.approx(their.prompt_logprobs[1:], abs=1e-3)
+        assert our.prompt_tops[:1] == their.prompt_tops[:1]
+        tops = (*our.tops, *our.prompt_tops[1:]), (*their.tops, *their.prompt_tops[1:])
+        for our_top, their_top in zip(*tops, strict=True):
+            assert our_top is not None
+            assert their_top is not None
+            assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
 
 
 def kinds_of_draws() -> Iterator[SamplingParams]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,11 +23,6 @@ FUNCTION, CONTEXT = 77, 99
 ANSWERS: dict[str, tuple[int, ...]] = {"cuInit": (), "cuDeviceGet": (0,), "cuDevicePrimaryCtxRetain": (CONTEXT,)}
 
 
-class Code(IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_LAUNCH_FAILED = 719
-
-
 @dataclass
 class FakeDriver:
     """Stands in for `cuda.bindings.driver`: keeps what is launched, and reads its parameters as the driver does."""
@@ -45,7 +39,8 @@ class FakeDriver:
 
     def _done(self, call: str, *values: object) -> tuple[object, ...]:
         self.calls.append(call)
-        return Code.CUDA_ERROR_LAUNCH_FAILED if call == self.failing_call else Code.CUDA_SUCCESS, *values
+        codes = real_driver.CUresult
+        return codes.CUDA_ERROR_LAUNCH_FAILED if call == self.failing_call else codes.CUDA_SUCCESS, *values
 
     def __getattr__(self, call: str) -> Any:
         """A call that answers with a constant."""

@@ -200,15 +200,6 @@ def test_a_faulty_kernel_is_found(method: str, fault: Method, setting: CheckSett
     assert [check.name for check in checks if not check.is_correct] == [method]
 
 
-def test_an_error_of_the_device_is_raised() -> None:
-    class Failing(TorchKernels):
-        def draw(self, *_: Any) -> None:
-            raise RuntimeError("CUDA error in cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS")
-
-    with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-        check_kernels(Failing(256), SETTING)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("config", [*(replace(CONFIG, n_embd=64 * heads, n_head=heads) for heads in (4, 12)), SMOLLM2])
