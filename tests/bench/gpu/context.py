@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.gpu.record import read_result
 from workers.checkpoints.resolve import resolve
 from workers.engine.cuda.kernel_choice import Kernels
 
@@ -80,11 +80,8 @@ class Context:
 
     def result(self, stage: str) -> dict[str, Any]:
         """The rows of a stage that has run, by key; empty if it has not."""
-        path = self.out / RESULTS / f"{stage}.json"
-        if not path.exists():
-            return {}
-        rows: dict[str, Any] = json.loads(path.read_bytes())["rows"]
-        return rows
+        found = read_result(self.out / RESULTS / f"{stage}.json")
+        return {} if found is None else found.rows
 
 
 def short(model: str) -> str:

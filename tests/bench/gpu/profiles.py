@@ -37,13 +37,13 @@ def _profile(steps: DecodeSteps, num_rows: int, context: Context) -> dict[str, A
             replay()
         if context.is_cuda:
             torch.cuda.synchronize()
+    time = "self_cpu_time_total" if context.is_rehearsal else "self_device_time_total"
     counts: Counter[str] = Counter()
     times_us: Counter[str] = Counter()
     for event in result.events():
-        is_kernel = str(event.device_type).endswith("CUDA")
-        if context.is_rehearsal or is_kernel:
+        if context.is_rehearsal or str(event.device_type).endswith("CUDA"):
             counts[event.name] += 1
-            times_us[event.name] += event.self_cpu_time_total if context.is_rehearsal else event.self_device_time_total
+            times_us[event.name] += getattr(event, time)
     if not counts:
         raise Skipped("the profiler reported no kernels: CUPTI may not be usable on this machine")
     return {

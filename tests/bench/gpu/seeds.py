@@ -18,7 +18,6 @@ from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.record import Recorder
 from tests.bench.gpu.stages import step_key
 from tests.bench.gpu.steps import DecodeSteps
-from tests.bench.quality.writers import common_length
 from tests.bench.speed.engine_alone import EngineAlone
 from tests.workers.engine.helpers import results
 from workers.engine.core import Runner
@@ -83,15 +82,11 @@ def _measure(context: Context, model: str, dtype: str, runners: RunnerFactory = 
         again = results(process.engine, requests)
     finally:
         process.engine.stop(0)
-    pairs = list(zip(alone, crowd[:num_alone], strict=True))
-    equal = [ours.token_ids == theirs.token_ids for ours, theirs in pairs]
-    prefixes = [common_length(ours.token_ids, theirs.token_ids) for ours, theirs in pairs]
-    different = [at for at, is_same in zip(prefixes, equal, strict=True) if not is_same]
+    equal = [ours.token_ids == theirs.token_ids for ours, theirs in zip(alone, crowd, strict=False)]
     repeated = [ours.token_ids == theirs.token_ids for ours, theirs in zip(crowd, again, strict=True)]
     return {
         "share_equal": round(sum(equal) / len(equal), 4),
         "num_texts": len(equal),
         "num_in_crowd": num_crowd,
-        "first_difference_at_token": min(different, default=None),
         "share_equal_of_two_crowds": round(sum(repeated) / len(repeated), 4),
     }
