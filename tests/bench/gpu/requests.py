@@ -1,5 +1,5 @@
 """Requests through the gateway: one at a time in turns with transformers' `generate` (stages `request` and `compiled`),
-and from many clients to one worker on the GPU and to two (stage `workers`).
+and from many clients to one worker on the GPU and to two (stage `workers`), which may share it by MPS (stage `mps`).
 
 A row of the first two has one baseline, so that a baseline that hangs costs its own row only.
 """
@@ -7,10 +7,14 @@ A row of the first two has one baseline, so that a baseline that hangs costs its
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -30,22 +34,17 @@ NUM_GATEWAY_REQUESTS = 5  # per round
 # An idle GPU lowers its clocks, and a writer pauses.
 PAUSE_S, NUM_PAUSES = 2.0, 6
 NUM_CLIENTS, SECONDS = 48, 8.0  # of stage `workers`
+MPS_CONTROL, MPS_STOP_S = "nvidia-cuda-mps-control", 5.0
 console = Console(file=sys.stderr, width=120)
 
 
 def run(context: Context, record: Recorder) -> None:
-    record.measure("gateway and a-bf16", lambda: compare(context, "a-bf16"))
+    record.measure("gateway and a-bf16", partial(compare, context, "a-bf16"))
 
 
 def run_compiled(context: Context, record: Recorder) -> None:
     for baseline in ("static", "b-bf16", "continuous"):
-        record.measure(f"gateway and {baseline}", partial(_compare_compiled, context, baseline))
-
-
-def _compare_compiled(context: Context, baseline: str) -> dict[str, Any]:
-    if context.is_rehearsal:
-        raise Skipped("a rehearsal does not compile: on two cores that takes minutes")
-    return compare(context, baseline)
+        record.measure(f"gateway and {baseline}", partial(compare, context, baseline))
 
 
 def compare(context: Context, baseline: str) -> dict[str, Any]:
@@ -54,7 +53,9 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
     Raises:
         RuntimeError: one of them failed.
     """
-    measured = _options(context, context.model)
+    if context.is_rehearsal and baseline != "a-bf16":
+        raise Skipped("a rehearsal does not compile: on two cores that takes minutes")
+    measured = options(context, context.model)
     prompts = PromptGenerator(subject(context.model), measured.seed)
     with Contenders(measured, console) as contenders:
         server, clients = _start(contenders, measured, context, prompts)
@@ -98,7 +99,7 @@ def run_workers(context: Context, record: Recorder) -> None:
 
 
 def _count_answers(context: Context, num_workers: int) -> dict[str, Any]:
-    measured = _options(context, f"{context.model}*{num_workers}")
+    measured = options(context, f"{context.model}*{num_workers}")
     num_clients, seconds = (4, 1) if context.is_rehearsal else (NUM_CLIENTS, SECONDS)
     with Contenders(measured, console) as contenders:
         _, clients = _start(contenders, measured, context, PromptGenerator(subject(context.model), 0))
@@ -112,6 +113,26 @@ def _count_answers(context: Context, num_workers: int) -> dict[str, Any]:
     }
 
 
+def run_mps(context: Context, record: Recorder) -> None:
+    record.measure("2 per GPU", partial(_count_answers_with_mps, context))
+
+
+def _count_answers_with_mps(context: Context) -> dict[str, Any]:
+    """Two workers, with an MPS service of their own."""
+    if shutil.which(MPS_CONTROL) is None:
+        raise Skipped(f"{MPS_CONTROL} is not on this machine")
+    with TemporaryDirectory() as directory:
+        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": directory, "CUDA_MPS_LOG_DIRECTORY": directory}
+        # In the foreground: in this stage's process group, which is killed at its end.
+        with subprocess.Popen([MPS_CONTROL, "-f"], stdin=subprocess.DEVNULL) as service:
+            try:
+                return _count_answers(context, 2)
+            finally:
+                with suppress(subprocess.TimeoutExpired):
+                    subprocess.run([MPS_CONTROL], input=b"quit\n", timeout=MPS_STOP_S, check=False)
+                service.terminate()
+
+
 def _start(
     contenders: Contenders, measured: Options, context: Context, prompts: PromptGenerator
 ) -> tuple[MeasuredServer, ContenderProcess]:
@@ -120,12 +141,15 @@ def _start(
     return server, contenders.start_clients((LOOPBACK, server.port), subject(context.model), prompts.seed())
 
 
-def _options(context: Context, models: str) -> Options:
+def options(context: Context, models: str, **settings: str) -> Options:
     """
     Args:
         models: a value of `TERCET_MODELS`.
+        settings: further settings of the server.
     """
-    device, settings = ("cpu", {"dtype": "fp32"}) if context.is_rehearsal else ("cuda", {})
+    device = "cuda"
+    if context.is_rehearsal:
+        device, settings = "cpu", {"dtype": "fp32", **settings}
     return Options(
         models=models,
         device=device,
