@@ -56,18 +56,11 @@ def is_served(capability: Capability, architectures: Sequence[str]) -> bool:
 
     Code for sm_XY runs on X.Z with Z ≥ Y; compute_XY is compiled by the driver for anything newer.
     """
-    for name in architectures:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
-        if match is None:
-            continue
+    for match in filter(None, (re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name) for name in architectures)):
         compiled = int(match[2]), int(match[3])
-        if match[4]:  # code of such an architecture runs there only
-            is_match = compiled == capability
-        elif match[1] == "sm":
-            is_match = compiled[0] == capability[0] and compiled <= capability
-        else:
-            is_match = compiled <= capability
-        if is_match:
+        is_major = match[1] == "compute" or compiled[0] == capability[0]
+        # Code of an architecture with a letter runs there only.
+        if compiled == capability or (not match[4] and is_major and compiled <= capability):
             return True
     return False
 

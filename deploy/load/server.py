@@ -120,10 +120,12 @@ class Server:
             if self._process.poll() is not None:
                 raise StartError(f"The server under test ended ({self._process.returncode}):\n{self._log_end()}")
             slots = self.slots()
-            if slots and all(slot["state"] == "warm" and slot["pid"] != other_than for slot in slots):
+            are_new = all(slot["pid"] != other_than for slot in slots)
+            if slots and are_new and all(slot["state"] == "warm" for slot in slots):
                 pid = slots[0]["pid"]
                 return process_age_s(pid) if pid else math.nan  # a pool on Ray has no process of its own
-            if reason := next((slot["reason"] for slot in slots if slot["state"] == "failed"), None):
+            reason = next((slot["reason"] for slot in slots if slot["state"] == "failed"), None)
+            if reason and are_new:  # a predecessor that has failed is shown until its process has ended
                 raise StartError(f"The server under test could not load its model: {reason}\n{self._log_end()}")
             time.sleep(POLL_S)
         raise StartError(f"The server under test was not warm within {START_S:g} s:\n{self._log_end()}")

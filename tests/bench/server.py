@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,14 +60,17 @@ class MeasuredServer(Server):
         while is_busy(self._client.get("/metrics").text) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
-    def renew_worker(self) -> float:
-        """Terminate the first slot's worker and wait for its successor. Seconds from the successor's fork to warm.
+    def renew_worker(self, end: Callable[[int], object] = lambda pid: os.kill(pid, signal.SIGTERM)) -> float:
+        """End the first slot's worker and wait for its successor. Seconds from the successor's fork to warm.
 
         The time of the fork is the kernel's (/proc/<pid>/stat, in clock ticks of 10 ms); the state is read from the
         gateway's page of slots every 10 ms.
+
+        Args:
+            end: ends the process with this id.
         """
         old: int = self.slots()[0]["pid"]
-        os.kill(old, signal.SIGTERM)
+        end(old)
         return self._age_when_warm(other_than=old)
 
 

@@ -13,7 +13,8 @@ import pytest
 from deploy.planning import count_gpus, make_plan
 from shared.api_keys import read_keys
 from shared.errors import StartError
-from shared.plan import Plan
+from shared.free_memory import cache_budget_bytes
+from shared.plan import Plan, Slot
 from shared.settings import Compute, ModelSpec, Settings
 from tests.cpus import ZEN_3, pretend
 from tests.e2e.harness import free_port
@@ -120,6 +121,30 @@ def test_too_many_workers_are_refused(tmp_path: Path) -> None:
     settings = make_settings(run_dir=tmp_path, devices=("cpu",), models=(ModelSpec("embedded", None, 65),))
     with pytest.raises(StartError, match="65 workers"):
         make_plan(settings, {})
+
+
+def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_the_bound_that_is_set(
+    tmp_path: Path,
+) -> None:
+    def planned(cache_mb: int = 0, **counts: int) -> list[Slot]:
+        models = tuple(ModelSpec(f"synthetic:{name}", None, count) for name, count in counts.items())
+        settings = make_settings(run_dir=tmp_path / "run", devices=("cpu",), models=models, cache_mb=cache_mb)
+        plan = make_plan(settings, {})
+        assert plan.gpus == []
+        return plan.slots
+
+    (one,) = planned(small=1)
+    assert one.memory is None
+    most = (48 * (256 + 1024) + 1) * 12 * 2 * 768 * 2
+    assert one.cache_bytes is not None
+    assert one.cache_bytes <= most
+    for slot in planned(small=16, medium=1):
+        assert slot.cache_bytes is not None
+        assert slot.cache_bytes <= cache_budget_bytes(16)
+    (bounded,) = planned(600, small=1)
+    assert bounded.cache_bytes == 600_000_000
+    with pytest.raises(StartError, match=r"TERCET_CACHE_MB=400 .* at least 491, or a smaller batch"):
+        planned(400, small=1)
 
 
 @pytest.mark.parametrize(("devices", "compute"), [(("cpu",), "auto"), (("cuda:0",), "cpu")])

@@ -11,6 +11,7 @@ import pytest
 from deploy import doctor
 from deploy.doctor import Finding, examine
 from tests.deploy.test_cli import tercet
+from tests.programs import write_program
 from workers.engine.cpu_kernels import COMPILED
 
 CPUINFO = "model name : Some CPU\nflags : fpu avx2 {flags}\n\n"
@@ -84,6 +85,22 @@ def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(mach
     write(machine, "dev/nvidia0", "")
     assert not examine({}, machine).can_run
     assert examine({"TERCET_DEVICES": "cpu"}, machine).can_run
+
+
+@pytest.mark.parametrize(
+    ("models", "has_mps", "is_advised"),
+    [("embedded*2", False, True), ("embedded*2", True, False), ("embedded", False, False)],
+)
+def test_several_workers_of_a_gpu_are_advised_to_use_mps(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, models: str, has_mps: bool, is_advised: bool
+) -> None:
+    write_program(machine / "nvidia-smi", "echo '0, GPU-a, NVIDIA H100, 580.65.06, 9.0'")
+    monkeypatch.setattr("deploy.gpus.installed_cuda", lambda: (True, "13.0"))
+    if has_mps:
+        write(machine, "tmp/nvidia-mps/control", "")
+    findings = examine({"TERCET_MODELS": models}, machine).findings
+    commands = [found.command for found in findings if found.topic == "gpu" and found.severity == "advice"]
+    assert commands == ["nvidia-cuda-mps-control -d"] * is_advised
 
 
 def test_the_instruction_set_in_use_is_named_with_what_a_better_one_would_bring(machine: Path) -> None:

@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.gpu_memory import memory_shape
 from deploy.planning import make_plan
 from deploy.rolling_reload import reload_slots
 from shared.errors import StartError
-from shared.free_memory import cache_budget_bytes
 from shared.masters.run_directory import lock_run_directory
 from shared.memory_plan import needed_bytes
 from shared.plan import Plan, write_plan
 from shared.settings import ModelSpec
 from tests.deploy.test_cli import tercet
+from tests.programs import write_program
 from tests.settings import make_settings
-from tests.workers.engine.helpers import TINY
 from workers.engine.cuda import kv_cache
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.loader import random_weights
 from workers.engine.model.config import SHAPES
 
 T4 = "0, GPU-4a4a, 15360, Tesla T4"
@@ -31,50 +28,45 @@ H100 = "1, GPU-9b9b, 81559, NVIDIA H100 80GB HBM3"
 MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5b)
   MIG 1g.5gb      Device  0: (UUID: MIG-c738)
   MIG 3g.20gb     Device  1: (UUID: MIG-a1b2)"""
+SIZES = {
+    "Tesla T4": 15360 << 20,
+    "NVIDIA H100 80GB HBM3": 81559 << 20,
+    "MIG 3g.20gb": 20 * 10**9,
+    "MIG 1g.5gb": 5 * 10**9,
+    "GPU of unknown memory": None,
+}
 FakeSmi = Callable[..., str]
 
 
 @pytest.fixture
 def fake_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
     """Puts an `nvidia-smi` first on the PATH that prints these cards, and returns the PATH."""
-    directory = tmp_path / "bin"
-    directory.mkdir()
+    path = f"{tmp_path}/bin:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
 
     def install(*cards: str, listed: str = "") -> str:
-        script = directory / "nvidia-smi"
         query = "\n".join(cards)
-        script.write_text(
-            f"#!/bin/sh\nif [ \"$1\" = -L ]; then cat <<'E'\n{listed}\nE\nelse cat <<'E'\n{query}\nE\nfi\n"
-        )
-        script.chmod(0o755)
-        return f"{directory}:/usr/bin:/bin"
+        body = f"if [ \"$1\" = -L ]; then cat <<'E'\n{listed}\nE\nelse cat <<'E'\n{query}\nE\nfi"
+        write_program(tmp_path / "bin/nvidia-smi", body)
+        return path
 
-    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
     return install
 
 
 def planned(tmp_path: Path, models: str, environ: dict[str, str] | None = None, /, **settings: Any) -> Plan:
     """The plan of synthetic models, like "small*2,medium"."""
-    specs = []
-    for entry in models.split(","):
-        name, _, count = entry.partition("*")
-        specs.append(ModelSpec(f"synthetic:{name}", None, int(count or 1)))
-    made: dict[str, Any] = {
-        "run_dir": tmp_path / "run",
-        "devices": ("cuda:0",),
-        "compute": "cpu",
-        "models": tuple(specs),
-        **settings,
-    }
-    return make_plan(make_settings(**made), environ or {})
+    parts = [entry.partition("*") for entry in models.split(",")]
+    specs = tuple(ModelSpec(f"synthetic:{name}", None, int(count or 1)) for name, _, count in parts)
+    base = make_settings(run_dir=tmp_path / "run", devices=("cuda:0",), compute="cpu", models=specs)
+    return make_plan(make_settings(base, **settings), environ or {})
 
 
 def test_each_worker_gets_its_part_of_the_card(tmp_path: Path, fake_smi: FakeSmi) -> None:
     fake_smi(T4, H100)
     plan = planned(tmp_path, "small,medium", devices=("cuda:0", "cuda:1"))
-    assert [(gpu.device, gpu.name, gpu.memory_bytes) for gpu in plan.gpus] == [
-        ("cuda:0", "Tesla T4", 15360 << 20),
-        ("cuda:1", "NVIDIA H100 80GB HBM3", 81559 << 20),
+    assert [(gpu.device, gpu.name) for gpu in plan.gpus] == [
+        ("cuda:0", "Tesla T4"),
+        ("cuda:1", "NVIDIA H100 80GB HBM3"),
     ]
     for gpu in plan.gpus:
         memories = [slot.memory for slot in plan.slots if slot.device == gpu.device and slot.memory is not None]
@@ -98,11 +90,6 @@ def test_the_kv_cache_takes_exactly_what_the_plan_says(
             assert cache.num_bytes == slot.memory.cache_bytes
 
 
-def test_weights_are_those_that_are_loaded() -> None:
-    weights = sum(tensor.numel() for tensor in random_weights(TINY).values())
-    assert memory_shape(TINY).num_weights == weights + TINY.vocab_size * TINY.n_embd  # a head of its own
-
-
 @pytest.mark.parametrize(
     ("models", "settings", "refusal"),
     [
@@ -117,6 +104,8 @@ def test_weights_are_those_that_are_loaded() -> None:
         ),
         ("small*2,medium*9", {}, "set TERCET_MODELS to at most synthetic:medium*3 and synthetic:small*2 per device"),
         ("medium", {"max_batch": 512}, "take models out of TERCET_MODELS, or TERCET_MAX_BATCH to at most"),
+        ("medium*5", {}, "at most synthetic:medium*4 per device"),
+        ("medium*6", {"max_batch": 17}, "TERCET_MAX_BATCH to at most 16"),
         ("small*27", {}, "or a smaller TERCET_MAX_BATCH too, or name GPUs"),
         ("medium*4", {"dtype": "fp32"}, "at most synthetic:medium*2 per device"),
     ],
@@ -134,9 +123,6 @@ def test_the_counts_that_a_refusal_names_fit(tmp_path: Path, fake_smi: FakeSmi) 
     fake_smi(T4)
     assert len(planned(tmp_path, "medium*4").slots) == 4
     assert len(planned(tmp_path, "medium*6", max_batch=16).slots) == 6
-    for models, max_batch in (("medium*5", 48), ("medium*6", 17)):
-        with pytest.raises(StartError):
-            planned(tmp_path, models, max_batch=max_batch)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +141,7 @@ def test_cards_are_those_of_cuda_visible_devices(
     fake_smi(T4, H100, listed=MIG)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     plan = planned(tmp_path, "small", environ, devices=("cuda:0", "cuda:1"))
-    assert [gpu.name for gpu in plan.gpus] == names
-    sizes = {
-        "Tesla T4": 15360 << 20,
-        "NVIDIA H100 80GB HBM3": 81559 << 20,
-        "MIG 3g.20gb": 20 * 10**9,
-        "MIG 1g.5gb": 5 * 10**9,
-        "GPU of unknown memory": None,
-    }
-    assert [gpu.memory_bytes for gpu in plan.gpus] == [sizes[name] for name in names]
+    assert [(gpu.name, gpu.memory_bytes) for gpu in plan.gpus] == [(name, SIZES[name]) for name in names]
 
 
 def test_a_card_that_does_not_report_its_memory_gets_what_serves_full_batches(
@@ -175,25 +153,6 @@ def test_a_card_that_does_not_report_its_memory_gets_what_serves_full_batches(
         (48 * 255 + 1 + 16 * 1024) * 12 * 2 * 768 * 2
     ] * 2
     assert plan.max_successors == [({0, 1}, 1)]
-
-
-def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_the_bound_that_is_set(
-    tmp_path: Path, fake_smi: FakeSmi
-) -> None:
-    fake_smi(T4)
-    plan = planned(tmp_path, "small", devices=("cpu",))
-    (one,) = plan.slots
-    assert (plan.gpus, one.memory) == ([], None)
-    most = (48 * (256 + 1024) + 1) * 12 * 2 * 768 * 2
-    assert one.cache_bytes is not None
-    assert one.cache_bytes <= most
-    for slot in planned(tmp_path, "small*16,medium", devices=("cpu",)).slots:
-        assert slot.cache_bytes is not None
-        assert slot.cache_bytes <= cache_budget_bytes(16)
-    (bounded,) = planned(tmp_path, "small", devices=("cpu",), cache_mb=600).slots
-    assert bounded.cache_bytes == 600_000_000
-    with pytest.raises(StartError, match=r"TERCET_CACHE_MB=400 .* at least 491, or a smaller batch"):
-        planned(tmp_path, "small", devices=("cpu",), cache_mb=400)
 
 
 @pytest.mark.parametrize(

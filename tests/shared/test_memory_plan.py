@@ -8,6 +8,8 @@ import pytest
 
 from deploy.gpu_memory import memory_shape
 from shared.memory_plan import ModelShape, SlotMemory, divide, largest, needed_bytes, usable_bytes, worker_needs
+from tests.workers.engine.helpers import TINY
+from workers.engine.loader import random_weights
 from workers.engine.model.config import SHAPES
 
 GIB = 1 << 30
@@ -26,6 +28,11 @@ def test_needs_are_those_of_the_published_models() -> None:
     assert small.suffix_bytes == (48 * 255 + 1) * 12 * 2 * 768 * 2
     assert worker_needs(SMALL, "fp32", BATCH, SUFFIX_TOKENS).entry_bytes == 2 * small.entry_bytes
     assert worker_needs(SMALL, "auto", BATCH, SUFFIX_TOKENS) == small
+
+
+def test_weights_are_those_that_are_loaded() -> None:
+    weights = sum(tensor.numel() for tensor in random_weights(TINY).values())
+    assert memory_shape(TINY).num_weights == weights + TINY.vocab_size * TINY.n_embd  # a head of its own
 
 
 @pytest.mark.parametrize(

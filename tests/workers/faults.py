@@ -16,7 +16,7 @@ from workers.engine.failures import OutOfMemory
 from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 
-Fault = Literal["oom", "oom_step", "device", "hang"]
+Fault = Literal["oom", "oom_step", "device", "assert", "hang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Faults(RunnerFactory):
     Attributes:
         step_delay_s: pause before each step, which then is a single decode step.
         by_seed: how a step with a sequence of this seed fails: the memory does not suffice for the sequence ("oom") or
-            the whole step ("oom_step"), the device fails, or the step never ends.
+            the whole step ("oom_step"), the device fails, a kernel on the GPU does ("assert"), or the step never ends.
         on_load: how each load fails.
     """
 
@@ -52,6 +52,9 @@ def raise_fault(fault: Fault) -> NoReturn:
             raise torch.OutOfMemoryError("Injected: tried to allocate more memory than there is.")
         case "device":
             raise torch.AcceleratorError("Injected: CUDA error: an illegal memory access was encountered.")
+        case "assert":  # CUDA fails in this process from then on
+            torch.zeros(1, device="cuda")[torch.ones(1, dtype=torch.long, device="cuda")].cpu()
+            raise AssertionError("The GPU has read behind a tensor's end.")
         case "hang":
             while True:
                 time.sleep(0.01)

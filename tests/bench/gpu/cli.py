@@ -7,17 +7,16 @@ import signal
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from deploy.load import machine
 from shared.errors import StartError
 from tests.bench.gpu import summary
-from tests.bench.gpu.context import RESULTS, Context
+from tests.bench.gpu.context import Context
 from tests.bench.gpu.record import StageResult
 from tests.bench.gpu.stages import STAGES, run_stages, stored
 
@@ -32,9 +31,10 @@ def bench_gpu(
         list[str] | None,
         typer.Option(help=f"Stages, repeatable or separated by commas: {', '.join(STAGES)}."),
     ] = None,
-    part: Annotated[str | None, typer.Option(help="A or B: half of the stages. Each ends within ten minutes.")] = None,
+    part: Annotated[
+        Literal["A", "B"] | None, typer.Option(help="Half of the stages. Each ends within ten minutes.")
+    ] = None,
     budget_s: Annotated[float, typer.Option(min=1, help="Time for all stages, in seconds.")] = 560,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what has a result.")] = False,
     collect: Annotated[
         Path | None, typer.Option(help="After each stage copy summary and archive to this directory.")
     ] = None,
@@ -44,17 +44,13 @@ def bench_gpu(
 ) -> None:
     """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
     stages = [STAGES[name] for name in choose("--only", "stage", only, STAGES)]
-    if part is not None:
-        parts = choose("--part", "part", [part], sorted({stage.part for stage in STAGES.values()}))
-        stages = [stage for stage in stages if stage.part in parts]
+    stages = [stage for stage in stages if part in (None, stage.part)]
     gpus = machine.gpus()
     if not gpus and not rehearse:
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
     if rehearse:  # threads that spin for each other take a shared machine's time
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = Context(out=out.resolve(), is_rehearsal=rehearse)
-    for stage in stages if again else ():
-        (context.out / RESULTS / f"{stage.name}.json").unlink(missing_ok=True)
+    context = (Context.rehearsal if rehearse else Context)(out=out.resolve())
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     err.print(f"{', '.join(gpus) or 'No GPU: a rehearsal'}; results in {context.out}", soft_wrap=True)
 
@@ -73,11 +69,7 @@ def bench_gpu(
         run_stages(context, stages, budget_s, report)
     finally:
         found, files = write_summary()
-        table = Table("target", "ceiling or baseline", "Tercet", "ratio", "wanted")
-        for row in found["targets"]:
-            table.add_row(*(str(row[name] or "") for name in ("title", "against", "ours", "ratio", "bound")))
-        err.print(table)
-        err.print(f"{files[0]}", soft_wrap=True)
+        err.print(summary.page(found), str(files[0]), soft_wrap=True, markup=False)
     sys.stdout.buffer.write(msgspec.json.encode(found, enc_hook=str) + b"\n")
     results = [result for result in found["stages"].values() if result]
     if any(result["state"] in {"failed", "timed out"} or result["errors"] for result in results):

@@ -70,8 +70,6 @@ def bandwidth(context: Context) -> dict[str, Any]:
     return {
         "read_gb_s": round(context.bandwidth_bytes / 1e6 / median(times), 1),
         "best_read_gb_s": round(context.bandwidth_bytes / 1e6 / min(times), 1),
-        "array_bytes": context.bandwidth_bytes,
-        "num_sums": len(times),
     }
 
 
@@ -80,27 +78,15 @@ def _kernels_in_use(context: Context) -> dict[str, Any]:
     loaded = load(subject(context.model), context.device, context.dtype)
     with capture_logs() as logs:
         runner = CudaRunner(loaded, 2 if context.is_rehearsal else MAX_SEQUENCES)
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     found = {
         "kernels": runner.kernels or "torch",
         "dtype": str(loaded.model.token_embedding.dtype).removeprefix("torch."),
-        "warnings": [_plain(entry) for entry in logs if entry["log_level"] != "info"],
-        "used_mib": _used_mib(),
-        "events": [_plain(entry) for entry in logs if entry["log_level"] == "info"],
+        "used_mib": (total - free) >> 20,  # CUDA's context included, if this process is alone on the GPU
+        "log": logs,
     }
     del runner
     return found
-
-
-def _used_mib() -> int | None:
-    """What this process has allocated on the GPU, CUDA's context included, if it is alone there."""
-    if not torch.cuda.is_available():
-        return None
-    free, total = torch.cuda.mem_get_info(0)
-    return (total - free) >> 20
-
-
-def _plain(entry: Any) -> dict[str, Any]:
-    return {name: value if isinstance(value, int | float | str | list) else str(value) for name, value in entry.items()}
 
 
 def measured_gb_s(context: Context) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.gpu.steps import DecodeSteps
 
@@ -22,30 +22,28 @@ def run(context: Context, record: Recorder) -> None:
     for model in context.models:
         steps = DecodeSteps(subject(model), context.device, context.dtype, max(context.row_counts), context.kernels)
         for rows in sorted(context.row_counts):
-            record.measure(
-                f"{model.removeprefix('synthetic:')} rows={rows}",
-                partial(_profile, steps, rows, context),
-            )
+            record.measure(f"{short(model)} rows={rows}", partial(_profile, steps, rows, context))
         del steps
 
 
+@torch.inference_mode()
 def _profile(steps: DecodeSteps, num_rows: int, context: Context) -> dict[str, Any]:
     replay = steps.replay(num_rows, NUM_TOKENS)
     num_replays = 2 if context.is_rehearsal else 20
     activity = ProfilerActivity.CPU if context.is_rehearsal else ProfilerActivity.CUDA
     replay()
-    with torch.inference_mode(), profile(activities=[activity]) as result:
+    with profile(activities=[activity]) as result:
         for _ in range(num_replays):
             replay()
         if context.is_cuda:
             torch.cuda.synchronize()
+    time = "self_cpu_time_total" if context.is_rehearsal else "self_device_time_total"
     counts: Counter[str] = Counter()
     times_us: Counter[str] = Counter()
     for event in result.events():
-        is_kernel = str(event.device_type).endswith("CUDA")
-        if context.is_rehearsal or is_kernel:
+        if context.is_rehearsal or str(event.device_type).endswith("CUDA"):
             counts[event.name] += 1
-            times_us[event.name] += event.self_cpu_time_total if context.is_rehearsal else event.self_device_time_total
+            times_us[event.name] += getattr(event, time)
     if not counts:
         raise Skipped("the profiler reported no kernels: CUPTI may not be usable on this machine")
     return {

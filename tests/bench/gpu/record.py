@@ -68,13 +68,8 @@ class Recorder:
         except Skipped as error:
             self.result.skipped[name] = str(error)
         except Exception as error:  # noqa: BLE001 - each row stands alone
-            self.fail(name, error)
-        self.write()
-
-    def fail(self, name: str, error: Exception) -> None:
-        """Add the error of a row, or of rows with a common cause."""
-        traceback.print_exception(error)  # into the stage's log
-        self.result.errors[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            traceback.print_exception(error)  # into the stage's log
+            self.result.errors[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.write()
 
     def finish(self) -> None:

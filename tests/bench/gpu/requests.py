@@ -1,45 +1,50 @@
-"""Stages `request` and `compiled`: one whole request through the gateway, in turns with transformers' `generate`.
+"""Requests through the gateway: one at a time in turns with transformers' `generate` (stages `request` and `compiled`),
+and from many clients to one worker on the GPU and to two (stage `workers`), which may share it by MPS (stage `mps`).
 
-Each row has one baseline, so that a baseline that hangs costs its own row only.
+A row of the first two has one baseline, so that a baseline that hangs costs its own row only.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
+from deploy.gpus import has_mps
 from deploy.load.clients import LOOPBACK, raise_for_status
 from deploy.load.prompts import PromptGenerator
-from tests.bench.gpu.context import Context
+from tests.bench.contender_process import ContenderProcess
+from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.rounds import Contender, interleave
 from tests.bench.run import Options
+from tests.bench.server import MeasuredServer
 from tests.bench.speed.contenders import BASELINES, Contenders
 
 NUM_GATEWAY_REQUESTS = 5  # per round
 # An idle GPU lowers its clocks, and a writer pauses.
 PAUSE_S, NUM_PAUSES = 2.0, 6
+NUM_CLIENTS, SECONDS = 48, 8.0  # of stage `workers`
+MPS_CONTROL, MPS_STOP_S = "nvidia-cuda-mps-control", 5.0
 console = Console(file=sys.stderr, width=120)
 
 
 def run(context: Context, record: Recorder) -> None:
-    record.measure("gateway and a-bf16", lambda: compare(context, "a-bf16"))
+    record.measure("gateway and a-bf16", partial(compare, context, "a-bf16"))
 
 
 def run_compiled(context: Context, record: Recorder) -> None:
     for baseline in ("static", "b-bf16", "continuous"):
-        record.measure(f"gateway and {baseline}", partial(_compare_compiled, context, baseline))
-
-
-def _compare_compiled(context: Context, baseline: str) -> dict[str, Any]:
-    if context.is_rehearsal:
-        raise Skipped("a rehearsal does not compile: on two cores that takes minutes")
-    return compare(context, baseline)
+        record.measure(f"gateway and {baseline}", partial(compare, context, baseline))
 
 
 def compare(context: Context, baseline: str) -> dict[str, Any]:
@@ -48,11 +53,12 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
     Raises:
         RuntimeError: one of them failed.
     """
+    if context.is_rehearsal and baseline != "a-bf16":
+        raise Skipped("a rehearsal does not compile: on two cores that takes minutes")
     measured = options(context, context.model)
-    prompts = PromptGenerator(measured.subject(), measured.seed)
+    prompts = PromptGenerator(subject(context.model), measured.seed)
     with Contenders(measured, console) as contenders:
-        server = contenders.start_server(measured.models)
-        clients = contenders.start_clients((LOOPBACK, server.port), measured.subject(), prompts.seed())
+        server, clients = _start(contenders, measured, context, prompts)
 
         def measure_gateway() -> dict[str, list[float]]:
             replies = raise_for_status(clients.call("send_new", NUM_GATEWAY_REQUESTS))
@@ -66,7 +72,7 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
             (reply,) = raise_for_status(clients.call("send_new", 1))
             return float(reply.wall_ms)
 
-        [theirs] = contenders.start_baselines([baseline], measured.subject(), prompts)
+        [theirs] = contenders.start_baselines([baseline], subject(context.model), prompts)
         turns = [theirs, Contender("gateway", "gateway", measure_gateway)]
         results = interleave(turns, measured.num_rounds, console)
         paused = [send_after_a_pause() for _ in range(1 if context.is_rehearsal else NUM_PAUSES)]
@@ -87,12 +93,63 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
     }
 
 
-def options(context: Context, models: str) -> Options:
+def run_workers(context: Context, record: Recorder) -> None:
+    for count in (1, 2):
+        record.measure(f"{count} per GPU", partial(_count_answers, context, count))
+
+
+def _count_answers(context: Context, num_workers: int) -> dict[str, Any]:
+    measured = options(context, f"{context.model}*{num_workers}")
+    num_clients, seconds = (4, 1) if context.is_rehearsal else (NUM_CLIENTS, SECONDS)
+    with Contenders(measured, console) as contenders:
+        _, clients = _start(contenders, measured, context, PromptGenerator(subject(context.model), 0))
+        load = clients.call("send_for", num_clients, seconds)
+    replies = raise_for_status(load.replies)
+    return {
+        "answers_per_s": round(len(replies) / load.elapsed_s, 1),
+        "p50_ms": round(median(reply.wall_ms for reply in replies), 1),
+        "client_cpu_s": round(load.client_cpu_s, 2),
+        "has_mps": has_mps(os.environ),
+    }
+
+
+def run_mps(context: Context, record: Recorder) -> None:
+    record.measure("2 per GPU", partial(_count_answers_with_mps, context))
+
+
+def _count_answers_with_mps(context: Context) -> dict[str, Any]:
+    """Two workers, with an MPS service of their own."""
+    if shutil.which(MPS_CONTROL) is None:
+        raise Skipped(f"{MPS_CONTROL} is not on this machine")
+    with TemporaryDirectory() as directory:
+        os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": directory, "CUDA_MPS_LOG_DIRECTORY": directory}
+        # In the foreground: in this stage's process group, which is killed at its end.
+        with subprocess.Popen([MPS_CONTROL, "-f"], stdin=subprocess.DEVNULL) as service:
+            try:
+                return _count_answers(context, 2)
+            finally:
+                with suppress(subprocess.TimeoutExpired):
+                    subprocess.run([MPS_CONTROL], input=b"quit\n", timeout=MPS_STOP_S, check=False)
+                service.terminate()
+
+
+def _start(
+    contenders: Contenders, measured: Options, context: Context, prompts: PromptGenerator
+) -> tuple[MeasuredServer, ContenderProcess]:
+    """The server under test and its clients."""
+    server = contenders.start_server(measured.models)
+    return server, contenders.start_clients((LOOPBACK, server.port), subject(context.model), prompts.seed())
+
+
+def options(context: Context, models: str, **settings: str) -> Options:
     """
     Args:
         models: a value of `TERCET_MODELS`.
+        settings: further settings of the server.
     """
-    device, settings = ("cpu", {"dtype": "fp32"}) if context.is_rehearsal else ("cuda", {})
+    device = "cuda"
+    if context.is_rehearsal:
+        device, settings = "cpu", {"dtype": "fp32", **settings}
     return Options(
         models=models,
         device=device,

@@ -8,26 +8,25 @@ to a border then gives another token. The share of equal texts is reported for e
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
-from tests.bench.gpu.context import Context, subject
+from tests.bench.gpu.context import Context, short, subject
 from tests.bench.gpu.record import Recorder
 from tests.bench.gpu.stages import step_key
 from tests.bench.gpu.steps import DecodeSteps
-from tests.bench.quality.writers import common_length
 from tests.bench.speed.engine_alone import EngineAlone
+from tests.workers.engine.helpers import results
 from workers.engine.core import Runner
 from workers.engine.cuda.forward import PLAIN_KERNELS
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
+from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
 from workers.engine.interrupt import Interrupt
 from workers.engine.model.transformer import LoadedModel
-from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.request import EngineRequest, SamplingParams
 
 NUM_TOKENS = 20
 NUM_PROMPT_TOKENS = (20, 120)  # at least, at most
@@ -37,16 +36,13 @@ def run(context: Context, record: Recorder) -> None:
     models = ["embedded"] if context.is_rehearsal else ["synthetic:small", "embedded"]
     for model in models:
         for dtype in ("bf16",) if context.is_rehearsal else ("bf16", "fp16"):  # a CPU computes no fp16
-            record.measure(
-                f"{model.removeprefix('synthetic:')} {dtype}",
-                partial(_measure, context, model, dtype),
-            )
+            record.measure(f"{short(model)} {dtype}", partial(_measure, context, model, dtype))
 
 
 def run_plain(context: Context, record: Recorder) -> None:
     """Plain torch, which serves where the Triton kernels do not."""
     model = context.model
-    record.measure(f"{model.removeprefix('synthetic:')} bf16", partial(_measure, context, model, "bf16", _Plain()))
+    record.measure(f"{short(model)} bf16", partial(_measure, context, model, "bf16", _Plain()))
     num_rows = 3 if context.is_rehearsal else 48
     steps = DecodeSteps(subject(model), context.device, context.dtype, num_rows, "torch")
     for rows in (3, num_rows):
@@ -81,25 +77,16 @@ def _measure(context: Context, model: str, dtype: str, runners: RunnerFactory = 
     process = EngineAlone(subject(model), context.device, dtype, num_crowd, None, runners)
     try:
         # The crowd has its second run last: the difference between two equal runs is noise of another kind.
-        crowd = _run_together(process.engine, requests)
-        alone = [_run_together(process.engine, [request])[0] for request in requests[:num_alone]]
-        again = _run_together(process.engine, requests)
+        crowd = results(process.engine, requests)
+        alone = [results(process.engine, [request])[0] for request in requests[:num_alone]]
+        again = results(process.engine, requests)
     finally:
         process.engine.stop(0)
-    pairs = list(zip(alone, crowd[:num_alone], strict=True))
-    equal = [ours.token_ids == theirs.token_ids for ours, theirs in pairs]
-    prefixes = [common_length(ours.token_ids, theirs.token_ids) for ours, theirs in pairs]
-    different = [at for at, is_same in zip(prefixes, equal, strict=True) if not is_same]
+    equal = [ours.token_ids == theirs.token_ids for ours, theirs in zip(alone, crowd, strict=False)]
     repeated = [ours.token_ids == theirs.token_ids for ours, theirs in zip(crowd, again, strict=True)]
     return {
         "share_equal": round(sum(equal) / len(equal), 4),
         "num_texts": len(equal),
         "num_in_crowd": num_crowd,
-        "first_difference_at_token": min(different, default=None),
         "share_equal_of_two_crowds": round(sum(repeated) / len(repeated), 4),
     }
-
-
-def _run_together(engine: Engine, requests: Sequence[EngineRequest]) -> list[SequenceOutput]:
-    """The outputs of requests that are submitted at once."""
-    return [stream.result() for stream in [engine.submit(request) for request in requests]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.bench.gpu.commands import run_command
-from tests.bench.gpu.context import LOGS, RESULTS, Context
+from tests.bench.gpu.context import LOGS, RESULTS, Context, short
 from tests.bench.gpu.record import FINAL, StageResult, read_result, write_json
 
 MIN_STAGE_S = 10.0  # no stage is begun with less
@@ -29,8 +29,7 @@ class Stage:
     Attributes:
         part: A or B; each ends within ten minutes, and neither needs the other.
         function: "module:name" below `tests.bench.gpu`; called with the context and the recorder.
-        limit_s: the process is ended after this time.
-        rehearsal_limit_s: the same without a GPU.
+        limit_s: the process is ended after this time, in a rehearsal after twice as long.
         environment: variables that are added to the process's.
     """
 
@@ -38,30 +37,35 @@ class Stage:
     name: str
     function: str
     limit_s: float
-    rehearsal_limit_s: float = 90.0
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def step_key(model: str, num_rows: int, num_tokens: int) -> str:
     """The name of a row of stage `decode`."""
-    return f"{model.removeprefix('synthetic:')} rows={num_rows} context={num_tokens}"
+    return f"{short(model)} rows={num_rows} context={num_tokens}"
 
 
 STAGES = {
     stage.name: stage
     for stage in (
         Stage("A", "smoke", "smoke:run", 60),  # each kernel against plain torch
-        Stage("A", "machine", "machine:run", 60),  # machine, versions, bandwidth, kernels, memory
+        Stage("A", "machine", "machine:run", 40),  # machine, versions, bandwidth, kernels, memory
         Stage("A", "decode", "decode:run", 110),  # decode step, replays timed by events
-        Stage("A", "prefill", "prefills:run", 40),  # prefill program
-        Stage("A", "request", "requests:run", 90),  # whole request against three generate calls, bf16; with pauses
-        Stage("A", "seeds", "seeds:run", 90),  # same seed alone and among 48
-        Stage("A", "profile", "profiles:run", 60),  # kernels and µs per replay
-        Stage("B", "products", "seeds:run_plain", 50),  # plain torch: seeds and steps
-        Stage("B", "pinned", "seeds:run_plain", 50, environment=PINS),  # the same with cuBLAS pinned
-        Stage("B", "tests", "gpu_tests:run", 200, 200),  # GPU tests
-        Stage("B", "workers", "several_workers:run", 90),  # one worker on the GPU against two
-        Stage("B", "compiled", "requests:run_compiled", 150),  # whole request against static cache and compile
+        Stage("A", "prefill", "decode:run_prefill", 40),  # prefill program
+        Stage("A", "request", "requests:run", 80),  # whole request against three generate calls, bf16; with pauses
+        Stage("A", "seeds", "seeds:run", 80),  # same seed alone and among 48
+        Stage("A", "profile", "profiles:run", 50),  # kernels and µs per replay
+        Stage("A", "products", "seeds:run_plain", 50),  # plain torch: seeds and steps
+        Stage("A", "pinned", "seeds:run_plain", 50, environment=PINS),  # the same with cuBLAS pinned
+        Stage("B", "faults", "starts:run_faults", 60),  # a worker that is killed, and one whose device fails
+        Stage("B", "memory", "starts:run_memory", 60),  # a worker with 1.05 × and 0.9 × of its plan's memory
+        Stage("B", "cold", "starts:run_cold", 50),  # from exec to warm, without and with compiled kernels
+        # GPU tests: kernels, graphs and texts; none has a server, and none lets a device or a process fail.
+        Stage("B", "tests", "gpu_tests:run", 120),
+        Stage("B", "workers", "requests:run_workers", 60),  # one worker on the GPU against two
+        Stage("B", "mps", "requests:run_mps", 40),  # two with MPS
+        Stage("B", "compiled", "requests:run_compiled", 110),  # whole request against static cache and compile
+        Stage("B", "memcheck", "smoke:run_memcheck", 60),  # self-check of the kernels under compute-sanitizer
     )
 }
 
@@ -79,7 +83,7 @@ def run_stages(
         left_s = deadline - time.monotonic()
         found = stored(context, stage.name)
         if left_s >= MIN_STAGE_S and (found is None or found.state not in FINAL):
-            limit_s = stage.rehearsal_limit_s if context.is_rehearsal else stage.limit_s
+            limit_s = stage.limit_s * (2 if context.is_rehearsal else 1)
             on_result(_run_stage(replace(context, limit_s=min(limit_s, left_s)), stage))
 
 

@@ -10,29 +10,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from tests.bench.speed.engine_alone import load
 from workers.checkpoints.resolve import Checkpoint
+from workers.engine.cuda import step_kernels as rows
 from workers.engine.cuda.graphs import Batch, GraphRecorder, bucket_for
 from workers.engine.cuda.kernel_choice import Kernels, choose_kernels, make_kernels
 from workers.engine.cuda.kv_cache import KVCache
-from workers.engine.cuda.step_kernels import (
-    ENTRY,
-    ID,
-    MOVES,
-    NEXT_POINTS,
-    POINT,
-    POSITION,
-    START,
-    SUFFIX,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    WIDTH,
-)
 
 
 class DecodeSteps:
@@ -74,7 +60,8 @@ class DecodeSteps:
 
     @torch.inference_mode()
     def replay(self, num_rows: int, num_tokens: int) -> Callable[[], object]:
-        """A function that replays the step of `num_rows` sequences whose contexts have `num_tokens` tokens.
+        """A function that replays the step of `num_rows` sequences whose contexts have `num_tokens` tokens, in
+        inference mode.
 
         Raises:
             MemoryError: the contexts, or their suffixes, do not fit in the KV cache.
@@ -99,27 +86,21 @@ class DecodeSteps:
             self._recorder = self._recorder or GraphRecorder()
             program.capture(self._recorder)
             self._fill(batch, num_tokens)  # a capture runs the step
-        return partial(_call, program, batch)
+        return program
 
     def _fill(self, batch: Batch, num_tokens: int) -> None:
         """The table of a batch whose rows each read slots of their own, one context after the other, and write into
         their suffix."""
         layout, table, position = self._cache.layout, batch.table, num_tokens - 1
         for row in range(batch.size):
-            table[ID, row] = row + 1
-            table[START, row] = position
-            table[ENTRY, row] = row * num_tokens
-            table[SUFFIX, row] = layout.first_of_suffix(row) - position
-        table[MOVES] = 0  # the next replay has the same context
-        table[POSITION] = position
-        table[TEMPERATURE], table[TOP_K], table[TOP_P] = 1.0, 50, 0.95
-        table[POINT], table[WIDTH], table[NEXT_POINTS:] = 0.5, 1.0, 0.5
-
-
-@torch.inference_mode()
-def _call(program: Callable[[], object], _batch: Batch) -> object:
-    """The batch is held because the program reads its table."""
-    return program()
+            table[rows.ID, row] = row + 1
+            table[rows.START, row] = position
+            table[rows.ENTRY, row] = row * num_tokens
+            table[rows.SUFFIX, row] = layout.first_of_suffix(row) - position
+        table[rows.MOVES] = 0  # the next replay has the same context
+        table[rows.POSITION] = position
+        table[rows.TEMPERATURE], table[rows.TOP_K], table[rows.TOP_P] = 1.0, 50, 0.95
+        table[rows.POINT], table[rows.WIDTH], table[rows.NEXT_POINTS :] = 0.5, 1.0, 0.5
 
 
 def time_replays(replay: Callable[[], object], is_cuda: bool, warm_up_s: float, num_replays: int) -> list[float]:
@@ -131,7 +112,11 @@ def time_replays(replay: Callable[[], object], is_cuda: bool, warm_up_s: float, 
         if is_cuda:
             torch.cuda.synchronize()
     if not is_cuda:
-        return [_host_ms(replay) for _ in range(num_replays)]
+        marks = [time.perf_counter()]
+        for _ in range(num_replays):
+            replay()
+            marks.append(time.perf_counter())
+        return [1e3 * (after - before) for before, after in itertools.pairwise(marks)]
     # An event between two replays ends one and begins the next: the device never waits for the host.
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_replays + 1)]  # type: ignore[no-untyped-call]
     for number, event in enumerate(events):
@@ -140,9 +125,3 @@ def time_replays(replay: Callable[[], object], is_cuda: bool, warm_up_s: float, 
             replay()
     torch.cuda.synchronize()
     return [begin.elapsed_time(done) for begin, done in itertools.pairwise(events)]
-
-
-def _host_ms(replay: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    replay()
-    return 1e3 * (time.perf_counter() - start)

@@ -19,43 +19,31 @@ DOCUMENT, PAGE, ARCHIVE = "gpu-results.json", "summary.md", "gpu-results.tar.gz"
 BROKEN = ("failed", "timed out", "partial")  # states of a stage
 # A file that comes back from a machine must be below 16 MiB.
 MAX_FILE_BYTES = 15 << 20
-# Stage, row, title, and the bound of the ratio to the floor of a step (at most), or to a baseline (at least).
+# Stage, row, title, and what is wanted of the ratio to the floor of a step, or to a baseline.
 TARGETS = (
-    ("decode", step_key("small", 3, 84), "decode step, 3 rows, small, context 84", 2.5),
-    ("decode", step_key("medium", 3, 84), "decode step, 3 rows, medium, context 84", 1.8),
-    ("decode", step_key("small", 96, 150), "decode step, 96 different prompts, small, context 150", 2.5),
-    ("request", "gateway and a-bf16", "whole request ÷ three generate calls, bf16", 25.0),
-    ("compiled", "gateway and static", "whole request ÷ static cache and compile, bf16", 5.0),
+    ("decode", step_key("small", 3, 84), "decode step, 3 rows, small, context 84", "at most 2.5 ×"),
+    ("decode", step_key("medium", 3, 84), "decode step, 3 rows, medium, context 84", "at most 1.8 ×"),
+    ("decode", step_key("small", 96, 150), "decode step, 96 different prompts, small, context 150", "at most 2.5 ×"),
+    ("request", "gateway and a-bf16", "whole request ÷ three generate calls, bf16", "at least 25 ×"),
+    ("compiled", "gateway and static", "whole request ÷ static cache and compile, bf16", "at least 5 ×"),
 )
 
 
-def targets(results: Mapping[str, StageResult]) -> list[dict[str, Any]]:
-    """What a run is measured by, each with its ceiling or baseline, Tercet's figure and their ratio."""
-    found = [_target(_rows(results, stage).get(name), title, bound) for stage, name, title, bound in TARGETS]
-    for name, row in sorted(_rows(results, "seeds").items()):
-        found.append(
-            {
-                "title": f"same seed alone and among {row['num_in_crowd']}: equal texts, {name}",
-                "against": "all equal",
-                "ours": f"{row['share_equal']:.1%} of {row['num_texts']}",
-                "ratio": row["share_equal"],
-                "bound": "1",
-                "is_met": row["share_equal"] == 1,
-            }
-        )
+def targets(results: Mapping[str, StageResult]) -> list[str]:
+    """What a run is measured by: Tercet's figure, its ceiling or baseline, their ratio, and what is wanted."""
+    rows = {stage: result.rows for stage, result in results.items()}
+    found = []
+    for stage, name, title, wanted in TARGETS:
+        figures = "not measured"
+        if (row := rows.get(stage, {}).get(name)) and stage == "decode":
+            figures = f"{row['step_us']:g} µs, {row['times_floor']:g} × the floor of {row['floor_us']:g} µs"
+        elif row:
+            figures = f"{row['gateway_ms']:g} ms, baseline {row['baseline_ms']:g} ms, {row['speedup']:g} ×"
+        found.append(f"{title}: {figures}; wanted {wanted}")
+    for name, row in sorted(rows.get("seeds", {}).items()):
+        equal = f"{row['share_equal']:.1%} of {row['num_texts']} texts are equal"
+        found.append(f"same seed alone and among {row['num_in_crowd']}, {name}: {equal}; wanted all")
     return found
-
-
-def _target(row: Mapping[str, Any] | None, title: str, bound: float) -> dict[str, Any]:
-    is_step = title.startswith("decode step")
-    entry: dict[str, Any] = {"title": title, "bound": f"at {'most' if is_step else 'least'} {bound:g} ×"}
-    if row is None:
-        return entry | {"against": "", "ours": "not measured", "ratio": None, "is_met": None}
-    if is_step:
-        figures = {"against": f"floor {row['floor_us']:g} µs", "ours": f"{row['step_us']:g} µs"}
-        return entry | figures | {"ratio": row["times_floor"], "is_met": row["times_floor"] <= bound}
-    figures = {"against": f"baseline {row['baseline_ms']:g} ms", "ours": f"{row['gateway_ms']:g} ms"}
-    return entry | figures | {"ratio": row["speedup"], "is_met": row["speedup"] >= bound}
 
 
 def document(results: Mapping[str, StageResult], stages: Sequence[Stage], command: str) -> dict[str, Any]:
@@ -80,22 +68,14 @@ def page(found: Mapping[str, Any]) -> str:
         broken += [f"{name}: {result['state']}. {result['reason']}"] if result["state"] in BROKEN else []
         broken += [f"{name}: {row}: {why}" for row, why in result["errors"].items()]
         missing += [f"{name}: {row}: {why}" for row, why in result["skipped"].items()]
-    targets = [
-        f"{row['title']}: {row['ours']}, {row['against'] or 'no baseline'}; wanted {row['bound']}"
-        for row in found["targets"]
-    ]
     lines = [
         f"# {found['command']}",
         "",
         *(["A rehearsal: its figures mean nothing."] if found["is_rehearsal"] else []),
     ]
-    for title, entries in (("Broken", broken), ("Not measured", missing), ("Targets", targets)):
+    for title, entries in (("Broken", broken), ("Not measured", missing), ("Targets", found["targets"])):
         lines += ["", f"## {title}", "", *(f"- {entry}" for entry in entries or ["nothing"])]
     return "\n".join(lines) + "\n"
-
-
-def _rows(results: Mapping[str, StageResult], stage: str) -> dict[str, dict[str, Any]]:
-    return results[stage].rows if stage in results else {}
 
 
 def collect(out: Path, found: Mapping[str, Any], target: Path | None = None) -> list[Path]:

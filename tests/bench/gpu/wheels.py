@@ -6,11 +6,9 @@ library.
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -34,24 +32,17 @@ PRESENT = (
 )
 
 
-def pinned(text: str, names: Iterable[str]) -> str:
-    """The entries of `names` in a file of pins, with their hashes, as a file of pins."""
-    entries = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
-    wanted = set(names)
-    return "".join(entry for entry in entries if re.split(r"[=\[\s]", entry, maxsplit=1)[0].lower() in wanted)
-
-
 def requirements(root: Path = ROOT) -> str:
-    """The pins of MISSING.
+    """The pins of MISSING with their hashes, as a file of pins.
 
     Raises:
-        ValueError: a package has no pin.
+        KeyError: a package has no pin.
     """
-    found = pinned("".join((root / name).read_text("utf-8") for name in PINS), MISSING)
-    for name in MISSING:
-        if not re.search(rf"^{re.escape(name)}==", found, flags=re.MULTILINE):
-            raise ValueError(f"{name} has no pin in {' or '.join(PINS)}")
-    return found
+    text = "".join((root / name).read_text("utf-8") for name in PINS)
+    entries = {
+        re.split(r"[=\[\s]", entry)[0].lower(): entry for entry in re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    }
+    return "".join(entries[name] for name in MISSING)
 
 
 def gather(directory: Path) -> list[Path]:
@@ -73,12 +64,6 @@ def gather(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.whl"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Gather the wheels that a bare machine with a GPU lacks.")
-    parser.add_argument("directory", type=Path)
-    for path in gather(parser.parse_args().directory):
-        sys.stdout.write(f"{path.stat().st_size / 1e6:6.2f} MB  {path.name}\n")
-
-
 if __name__ == "__main__":
-    main()
+    for path in gather(Path(sys.argv[1])):
+        print(f"{path.stat().st_size / 1e6:6.2f} MB  {path.name}")

@@ -133,7 +133,6 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)  # took 380 s on two cores of a Zen 4
 def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
     """There is no GPU: a stand-in takes the place of `torch.cuda`. No figure means anything."""
-    fake = process_environment(name="NVIDIA Stand-in")
     result = tmp_path / "tune.json"
     done = tune(
         *QUICK[:-1],
@@ -145,7 +144,7 @@ def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
         TERCET_DEVICES="cuda:0",
         CUDA_VISIBLE_DEVICES="0",
         CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
-        **fake,
+        **process_environment(),
     )
     assert done.returncode == 0, done.stderr
     plans = {plan["candidate"]["workers"]: plan for plan in reversed(json.loads(result.read_text())["plans"])}

@@ -15,7 +15,7 @@ from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.core import EngineCore, Runner
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
-from workers.engine.loader import LoadedModel, ProgressFn, random_weights
+from workers.engine.loader import LoadedModel, ProgressFn, build, random_weights
 from workers.engine.model.config import ModelConfig, Rotary
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
@@ -122,6 +122,11 @@ def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: in
 
 def random_ids(rng: random.Random, length: int, vocab_size: int) -> list[int]:
     return [rng.randrange(vocab_size) for _ in range(length)]
+
+
+def load_peaked(device: str, config: ModelConfig = TINY) -> LoadedModel:
+    """A model with `peaked_weights`, in fp32."""
+    return LoadedModel(build(config, peaked_weights(config), "fp32", device=device), device, "fp32")
 
 
 def peaked_weights(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
@@ -24,10 +25,9 @@ Kernels = Literal["torch", "triton"]
 # Compute capabilities for which the kernels are compiled ahead of time in the tests, and their registers bounded.
 OLDEST_CAPABILITY, NEWEST_CAPABILITY = (7, 5), (9, 0)
 REQUIRED_PACKAGES = {"triton": "triton", "cuda.bindings": "cuda-bindings"}  # by module
-CHECKED_POSITIONS = 2048
+MAX_POSITIONS, CHECKED_POSITIONS = 32_768, 2048  # that the kernels attend to, and that are checked
 CHECK_FAILED = "the kernels could not be compiled or launched; the worker's log has the reason"
 NOT_COMPILED = "the compiled kernels cannot be written: set TERCET_CACHE_DIR to a directory that can be written to"
-MAX_POSITIONS = 32_768
 TOO_LONG = f"the kernels attend to {MAX_POSITIONS} positions at most"
 log = structlog.get_logger()
 # The first difference from plain torch, in words, or None. The number is that of the rows of the largest batch.
@@ -56,12 +56,10 @@ def choose_kernels(
     """
     if device.type != "cuda":
         return KernelChoice("torch")
-    reason = _refusal(torch.cuda.get_device_capability(device)) or (
-        None if config.n_positions <= MAX_POSITIONS else TOO_LONG
-    )
+    reason = _refusal(torch.cuda.get_device_capability(device), config.n_positions)
     if reason is None:
         _require_packages()
-        reason = _failed_check(config, dtype, max_sequences, device, check or _self_check)
+        reason = _failed_check(partial(check or _self_check, config, dtype, max_sequences, device), device)
         torch.cuda.empty_cache()  # the KV cache is sized by what is free
     choice = KernelChoice("torch", reason) if reason else KernelChoice("triton")
     (log.warning if reason else log.info)("kernels_chosen", kernels=choice.kernels, reason=choice.reason)
@@ -89,19 +87,17 @@ def make_kernels(kernels: Kernels, model: Transformer, max_sequences: int, devic
     return DecodeKernels(lambda _length: step_kernels, is_length_bound=False)
 
 
-def _refusal(capability: tuple[int, int]) -> str | None:
+def _refusal(capability: tuple[int, int], n_ctx: int) -> str | None:
     """Why a GPU of this compute capability takes the plain kernels; None if it does not have to."""
     if OLDEST_CAPABILITY <= capability <= NEWEST_CAPABILITY:
-        return None
+        return None if n_ctx <= MAX_POSITIONS else TOO_LONG
     oldest, newest, own = (".".join(map(str, one)) for one in (OLDEST_CAPABILITY, NEWEST_CAPABILITY, capability))
     return f"the kernels are compiled for compute capabilities {oldest} to {newest}, this GPU has {own}"
 
 
-def _failed_check(
-    config: ModelConfig, dtype: torch.dtype, max_sequences: int, device: torch.device, check: CheckFn
-) -> str | None:
+def _failed_check(check: Callable[[], str | None], device: torch.device) -> str | None:
     try:
-        reason = check(config, dtype, max_sequences, device)
+        reason = check()
         torch.cuda.synchronize(device)
         return reason
     except (MemoryError, torch.OutOfMemoryError):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 import structlog
 import torch
@@ -56,6 +57,8 @@ from workers.engine.sequence import Sequence
 from workers.engine.sequence_draws import draw_all, draw_of
 
 log = structlog.get_logger()
+Item = TypeVar("Item")
+Out = TypeVar("Out")
 
 MAX_LAUNCH_MS = 2.5  # of the steps launched together: they cannot be interrupted, and as many follow them
 RECENT_SHARE = 0.1  # of the steps launched last, in the average duration of a step
@@ -63,6 +66,7 @@ UNTIMED_MS = 0.5  # stands for the duration of a step that is not captured: on a
 
 # A row of the batch at a certain step: entry, start, suffix and suffix length.
 _RowState = tuple[int, int, int, int]
+_Logits = tuple[Sequence, Tensor]  # of its next tokens, [1 + forced ids, vocab]
 _Drawn = tuple[Sequence, GeneratedToken]
 _Echo = tuple[Sequence, PromptLogprobs]
 _Failed = tuple[Sequence, EngineFailure]
@@ -217,7 +221,9 @@ class CudaRunner:
         echoes: list[_Echo] = []
         failures: list[_Failed] = []
         sampled: list[Sequence] = []
-        for chunk, after, echo in self._prefill(scheduled.chunks, failures):
+        for chunk, after, echo in _together_or_alone(
+            scheduled.chunks, self._prefill, lambda chunk: chunk.group.sequences, failures
+        ):
             logits += [after] * len(chunk.sampled_sequences)
             sampled += chunk.sampled_sequences
             echoes += echo
@@ -293,15 +299,12 @@ class CudaRunner:
             columns, states, past = before.columns, before.states, len(before.tokens)
             states = [(entry, start, suffix, length + past) for entry, start, suffix, length in states]
         tokens = self._host_memory((num_steps, 4, batch.size), torch.float64)
-        steps = _InFlightSteps(columns, states, tokens, {}, program)
-        if self._is_cuda:
-            steps.start = _record_event()
+        steps = _InFlightSteps(columns, states, tokens, {}, program, self._record_event())
         for _ in range(num_steps):
             logits = program()
             steps.logits.update((column, self._download(logits[column])) for column in others)
         tokens.copy_(batch.tokens[:num_steps], non_blocking=True)
-        if self._is_cuda:
-            steps.done = _record_event()
+        steps.done = self._record_event()
         self._in_flight.append(steps)
 
     def _collect(
@@ -326,12 +329,9 @@ class CudaRunner:
         steps.num_taken = stop
         if steps.logits:
             others = [number for number, column in enumerate(columns) if column in steps.logits]
-            sampled = _draw_on_host(
-                [rows[number].sequence for number in others],
-                [steps.logits[columns[number]][None] for number in others],
-                failures,
-            )
-            drawn = [pair for number, pair in enumerate(drawn) if number not in others] + sampled
+            pairs = [(rows[number].sequence, steps.logits[columns[number]][None]) for number in others]
+            drawn = [pair for number, pair in enumerate(drawn) if number not in others]
+            drawn += _draw_on_host(pairs, failures)
         return drawn
 
     def _draw_first(
@@ -346,18 +346,16 @@ class CudaRunner:
         if not sequences:
             return list
         others = [at for at, one in enumerate(sequences) if one.forced_ids or not _is_plain(one)]
-        on_host = [self._download(logits[at]) for at in others]
+        on_host = [(sequences[at], self._download(logits[at])) for at in others]
         plain = [at for at in range(len(sequences)) if at not in others]
         tokens = self._draw_plain([logits[at] for at in plain], [sequences[at] for at in plain])
-        event = _record_event() if self._is_cuda else None
+        event = self._record_event()
 
         def collect() -> list[_Drawn]:
             if event is not None:
                 event.synchronize()
             drawn = [(sequences[at], token) for at, token in zip(plain, _drawn_tokens(tokens), strict=False)]
-            if others:
-                drawn += _draw_on_host([sequences[at] for at in others], on_host, failures)
-            return drawn
+            return drawn + (_draw_on_host(on_host, failures) if others else [])
 
         return collect
 
@@ -374,23 +372,7 @@ class CudaRunner:
         program.program()
         return self._download(program.tokens[0])
 
-    def _prefill(self, chunks: Items[PrefillChunk], failures: list[_Failed]) -> list[_Prefilled]:
-        """Computes chunks.
-
-        Args:
-            failures: if the memory does not suffice for all chunks together, the sequences of those for which it does
-                not suffice alone are appended.
-        """
-        try:
-            return self._prefill_together(chunks)
-        except Exception as error:  # noqa: BLE001 - raised again if it is not of these chunks alone
-            failed = _failed([one for chunk in chunks for one in chunk.group.sequences], error)
-        if len(chunks) == 1:
-            failures += failed
-            return []
-        return [done for chunk in chunks for done in self._prefill([chunk], failures)]
-
-    def _prefill_together(self, chunks: Items[PrefillChunk]) -> list[_Prefilled]:
+    def _prefill(self, chunks: Items[PrefillChunk]) -> list[_Prefilled]:
         """Computes chunks, NUM_SEGMENTS segments at a time."""
         segments = [(chunk, segment) for chunk in chunks for segment in _segments(chunk)]
         program = self._prefill_program
@@ -430,6 +412,14 @@ class CudaRunner:
         logits = self._model.logits(hidden[: len(following)])
         return [(one, score(logits, following, one.request.sampling.top_logprobs)) for one in chunk.group.sequences]
 
+    def _record_event(self) -> torch.cuda.Event | None:
+        if not self._is_cuda:
+            return None
+        # Waiting for it blocks: a thread that polls would take a core from the HTTP threads.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
     def _upload(self, table: Tensor) -> Tensor:
         """`table` in pinned memory, from which it is copied without waiting; freed once the copy is done."""
         return table.pin_memory() if self._is_cuda else table
@@ -453,13 +443,6 @@ def _segments(chunk: PrefillChunk) -> list[Segment]:
     return [Segment(tokens[start:stop], start, chunk.entry.index) for start, stop in pairs]
 
 
-def _record_event() -> torch.cuda.Event:
-    # Waiting for it blocks: a thread that polls would take a core from the HTTP threads.
-    event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
 def _drawn_tokens(drawn: Tensor) -> list[GeneratedToken]:
     """The tokens of each column of `drawn` [4, columns], as `StepKernels.draw` stores them."""
     columns = zip(*drawn.tolist(), strict=True)
@@ -480,33 +463,36 @@ def _is_plain(sequence: Sequence) -> bool:
     return num_needed(draw_of(sequence)) <= NUM_CANDIDATES
 
 
-def _failed(sequences: list[Sequence], error: Exception) -> list[_Failed]:
-    """The sequences with their failure; raises `error` if it is not of them alone."""
-    failure = request_failure(error)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()  # what is free but in pieces may do for the next request
-    return [(sequence, failure) for sequence in sequences]
-
-
-def _draw_on_host(sequences: list[Sequence], logits: list[Tensor], failures: list[_Failed]) -> list[_Drawn]:
-    """The next tokens of sequences, each with its logits [1 + forced ids, vocab].
+def _together_or_alone(
+    items: Items[Item],
+    compute: Callable[[Items[Item]], list[Out]],
+    sequences_of: Callable[[Item], Items[Sequence]],
+    failures: list[_Failed],
+) -> list[Out]:
+    """What `compute` returns for all items, or for each alone if the memory does not suffice for all together.
 
     Args:
-        failures: if the memory does not suffice for all sequences together, those for which it does not suffice alone
-            are appended.
+        failures: the sequences of the items for which it does not suffice alone are appended.
     """
     try:
-        return _draw_together(sequences, logits)
-    except Exception as error:  # noqa: BLE001 - raised again if it is not of these sequences alone
-        failed = _failed(sequences, error)
-    if len(sequences) == 1:
-        failures += failed
+        return compute(items)
+    except Exception as error:  # noqa: BLE001 - raised again if it is not of these items alone
+        failure = request_failure(error)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what is free but in pieces may do for the next request
+    if len(items) == 1:
+        failures += [(sequence, failure) for sequence in sequences_of(items[0])]
         return []
-    pairs = zip(sequences, logits, strict=True)
-    return [drawn for one, rows in pairs for drawn in _draw_on_host([one], [rows], failures)]
+    return [out for item in items for out in _together_or_alone([item], compute, sequences_of, failures)]
 
 
-def _draw_together(sequences: list[Sequence], logits: list[Tensor]) -> list[_Drawn]:
-    rows = torch.cat(logits)
-    sources = list(accumulate(map(len, logits), initial=0))[:-1]
+def _draw_on_host(logits: Items[_Logits], failures: list[_Failed]) -> list[_Drawn]:
+    """The next tokens of sequences; appends to `failures` as `_together_or_alone`."""
+    return _together_or_alone(logits, _draw_together, lambda pair: [pair[0]], failures)
+
+
+def _draw_together(logits: Items[_Logits]) -> list[_Drawn]:
+    sequences, parts = [one for one, _ in logits], [part for _, part in logits]
+    rows = torch.cat(parts)
+    sources = list(accumulate(map(len, parts), initial=0))[:-1]
     return draw_all(sequences, sources, lambda places, draws: sample(rows[places], draws), PathRanking(rows).tokens)

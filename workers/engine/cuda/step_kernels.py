@@ -213,7 +213,8 @@ class TorchKernels:
         slots.index_copy_(0, places.writes, keys_values)
         out = torch.empty_like(queries)
         # A few rows at once, as this copies what it reads, and a CUDA graph keeps the memory of the copies.
-        for rows in _slices(len(qkv)):
+        for at in range(0, len(qkv), ROWS_AT_ONCE):
+            rows = slice(at, at + ROWS_AT_ONCE)
             keys, values = slots[places.reads[rows]].float().permute(2, 0, 3, 1, 4)  # [rows, KV heads, length, size]
             # [rows, KV heads, queries of each, head_size]
             own = queries[rows].float().view(len(keys), keys.shape[1], -1, keys.shape[3])
@@ -229,10 +230,6 @@ class TorchKernels:
         table[POINT:AT] = drawn[2:]
         for moving in (POSITION, AT):
             table[moving] += table[MOVES]
-
-
-def _slices(number: int) -> list[slice]:
-    return [slice(first, first + ROWS_AT_ONCE) for first in range(0, number, ROWS_AT_ONCE)]
 
 
 def embed(token_ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:

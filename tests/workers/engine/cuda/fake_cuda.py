@@ -24,12 +24,11 @@ imports torch, by way of `fake_site/sitecustomize.py`.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,32 +37,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ENVIRONMENT = "FAKE_CUDA"  # JSON: the arguments of FakeCuda
+NAME, FREE_BYTES, TOTAL_BYTES = "NVIDIA Stand-in", 1 << 30, 2 << 30
 _FACTORIES = (
     *("arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "rand", "randint", "randn", "tensor"),
     *("zeros", "zeros_like"),
 )
 # Each waits until the device has computed a value.
 _SYNCHRONIZING = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select", "aten::lift_fresh"}
-POINTS = ("allocate", "capture", "replay", "synchronize")
-
-
-def out_of_memory() -> Exception:
-    """As torch raises it."""
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-
-def device_error() -> Exception:
-    """As torch raises it. The process can never use the device again."""
-    return torch.AcceleratorError("CUDA error: device-side assert triggered")
-
-
-def capture_error() -> Exception:
-    """As torch raises it."""
-    return torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
-
-
-_ERRORS = {"out_of_memory": out_of_memory, "device_error": device_error, "capture_error": capture_error}
+# As torch raises them. After a device error the process can never use the device again.
+_ERRORS: dict[str, Callable[[], Exception]] = {
+    "out_of_memory": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    "device_error": lambda: torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    "capture_error": lambda: torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"),
+}
 
 
 class FakeCuda:
@@ -75,51 +61,38 @@ class FakeCuda:
         current: the current stream.
     """
 
-    def __init__(
-        self,
-        *,
-        free_bytes: int = 1 << 30,
-        total_bytes: int = 2 << 30,
-        capability: tuple[int, int] = (9, 0),
-        name: str = "Stand-in",
-    ) -> None:
-        self.capability, self.name = tuple(capability), name
-        self.free_bytes, self.total_bytes = free_bytes, total_bytes
+    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
+        self.capability = capability
         self.num_captures = self.num_replays = 0
-        self.current = FakeStream(self)
+        self.current = _bound(FakeStream, self)()
         self.recording: _Recording | None = None
-        self._failures: list[tuple[str, list[int], Callable[[], Exception]]] = []
+        self._failures: dict[str, tuple[int, str]] = {}  # point → calls that succeed before, error
         self._broken_by: Exception | None = None
         self._pending: list[tuple[Tensor, Tensor]] = []  # copies to pinned memory: target, what it will hold
         self._num_done = 0  # copies that are done, of all there ever were
         self._pinned: set[int] = set()  # storages
-        self._unpoisoned: list[FakeGraph] = []
+        self.last_replayed: FakeGraph | None = None  # the only graph whose results are not poisoned
 
-    def fail(self, point: str, error: str, after: int = 0, times: int = 1) -> None:
+    def fail(self, point: str, error: str, after: int = 0) -> None:
         """Lets a call fail.
 
         Args:
-            point: one of POINTS.
-            error: out_of_memory, device_error or capture_error.
+            point: allocate, capture, replay or synchronize.
+            error: a key of _ERRORS.
             after: calls of the point that succeed before.
-            times: calls that fail then.
         """
-        assert point in POINTS, point
-        self._failures.append((point, [after, times], _ERRORS[error]))
+        self._failures[point] = after, error
 
     def reach(self, point: str) -> None:
         """Raises if the device is broken, or a failure was injected at this point."""
         if self._broken_by is not None:
             raise self._broken_by
-        for failing, counts, error in self._failures:
-            if failing != point or counts[1] == 0:
-                continue
-            if counts[0] > 0:
-                counts[0] -= 1
-                continue
-            counts[1] -= 1
-            raised = error()
-            if error is device_error:
+        after, error = self._failures.pop(point, (0, ""))
+        if after:
+            self._failures[point] = after - 1, error
+        elif error:
+            raised = _ERRORS[error]()
+            if error == "device_error":
                 self._broken_by = raised
             raise raised
 
@@ -149,13 +122,6 @@ class FakeCuda:
             _copy(target, value.to(target.dtype))
             self._num_done += 1
 
-    def mark_written(self, graph: FakeGraph) -> None:
-        """Poisons the results of all other graphs."""
-        for other in self._unpoisoned:
-            if other is not graph:
-                other.poison()
-        self._unpoisoned = [graph]
-
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operations of a capture.
@@ -183,7 +149,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.error = self.injected
             raise self.injected
         if func._schema.name in _SYNCHRONIZING:
-            self.error = capture_error()
+            self.error = _ERRORS["capture_error"]()
             raise self.error
         inputs = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         if func._schema.is_mutable:
@@ -206,12 +172,15 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class FakeGraph:
     """`torch.cuda.CUDAGraph`."""
 
-    def __init__(self, fake: FakeCuda) -> None:
-        self._fake = fake
-        self._recording: _Recording | None = None
+    _fake: FakeCuda
+    _recording: _Recording | None = None
 
     def begin(self) -> None:
         recording = self._recording = self._fake.recording = _Recording(self._fake)
+        try:
+            self._fake.reach("capture")
+        except Exception as error:  # noqa: BLE001 - raised by the first operation of the capture
+            recording.injected = error
         recording.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
@@ -225,11 +194,6 @@ class FakeGraph:
         self._fake.num_captures += 1
         self.poison()
 
-    def interrupt(self, error: Exception) -> None:
-        """Lets the next operation of the capture raise `error`."""
-        assert self._recording is not None
-        self._recording.injected = error
-
     def poison(self) -> None:
         assert self._recording is not None
         for tensor in self._recording.results:
@@ -240,64 +204,44 @@ class FakeGraph:
         self._fake.reach("replay")
         self._fake.num_replays += 1
         with torch.inference_mode():
-            self._fake.mark_written(self)
+            if (last := self._fake.last_replayed) not in (None, self):
+                last.poison()
+            self._fake.last_replayed = self
             for call in self._recording.calls:
                 call()
 
 
-class _GraphContext:
+@contextmanager
+def _graph(fake: FakeCuda, cuda_graph: FakeGraph, stream: FakeStream, **_: object) -> Iterator[None]:
     """`torch.cuda.graph`."""
-
-    def __init__(
-        self,
-        fake: FakeCuda,
-        cuda_graph: FakeGraph,
-        pool: object = None,
-        stream: FakeStream | None = None,
-        capture_error_mode: str = "global",
-    ) -> None:
-        self._fake, self._graph = fake, cuda_graph
-        self._stream = _StreamContext(fake, stream or FakeStream(fake))
-
-    def __enter__(self) -> None:
-        self._fake.finish_copies()
-        self._stream.__enter__()
-        self._graph.begin()
-        try:
-            self._fake.reach("capture")
-        except Exception as error:  # noqa: BLE001 - raised by the first operation of the capture
-            self._graph.interrupt(error)
-
-    def __exit__(self, *args: object) -> None:
-        self._graph.end()
-        self._stream.__exit__(*args)
+    fake.finish_copies()
+    before, fake.current = fake.current, stream
+    cuda_graph.begin()
+    try:
+        yield
+    finally:
+        cuda_graph.end()
+        fake.current = before
 
 
 class FakeStream:
     """`torch.cuda.Stream`. There is one order of execution, that of the calls."""
 
-    def __init__(self, fake: FakeCuda, *_: object, **__: object) -> None:
-        self._fake = fake
-        self.cuda_stream = 0
+    _fake: FakeCuda
+    cuda_stream = 0
 
     def wait_stream(self, _stream: FakeStream) -> None:
         self._fake.reach("wait_stream")
 
 
-class _StreamContext:
+@contextmanager
+def _stream(fake: FakeCuda, stream: FakeStream) -> Iterator[None]:
     """`torch.cuda.stream`."""
-
-    def __init__(self, fake: FakeCuda, stream: FakeStream | None) -> None:
-        self._fake, self._stream = fake, stream
-        self._before = fake.current
-
-    def __enter__(self) -> None:
-        self._before = self._fake.current
-        if self._stream is not None:
-            self._fake.current = self._stream
-
-    def __exit__(self, *_: object) -> None:
-        self._fake.current = self._before
+    before, fake.current = fake.current, stream
+    try:
+        yield
+    finally:
+        fake.current = before
 
 
 class FakeGenerator(torch.Generator):
@@ -310,10 +254,11 @@ class FakeGenerator(torch.Generator):
 class FakeEvent:
     """`torch.cuda.Event`."""
 
-    def __init__(self, fake: FakeCuda, *_: object, **__: object) -> None:
-        self._fake = fake
-        self._at: float | None = None
-        self._num_copies = 0
+    _fake: FakeCuda
+    _at: float | None = None
+    _num_copies = 0
+
+    def __init__(self, **_: object) -> None: ...
 
     def record(self, _stream: FakeStream | None = None) -> None:
         self._fake.reach("record")
@@ -331,36 +276,27 @@ class FakeEvent:
 
 
 @contextmanager
-def fake_cuda(**options: Any) -> Iterator[FakeCuda]:
-    """Replaces torch's CUDA for the duration of a test; the arguments are those of FakeCuda."""
+def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
+    """Replaces torch's CUDA for the duration of a test."""
     import pytest  # not where whole processes have the stand-in
 
     with pytest.MonkeyPatch.context() as patch:
-        yield install(FakeCuda(**options), patch.setattr)
+        yield install(FakeCuda(capability), patch.setattr)
 
 
 def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) -> FakeCuda:
     """Replaces torch's CUDA, in all threads of this process, by `replace(object, name, value)`."""
-    properties = types.SimpleNamespace(
-        name=fake.name,
-        major=fake.capability[0],
-        minor=fake.capability[1],
-        total_memory=fake.total_bytes,
-        multi_processor_count=132,
-        L2_cache_size=50 << 20,
-        warp_size=32,
-    )
     replacements: dict[str, Any] = {
         "Stream": _bound(FakeStream, fake),
         "Event": _bound(FakeEvent, fake),
         "CUDAGraph": _bound(FakeGraph, fake),
-        "graph": functools.partial(_GraphContext, fake),
+        "graph": functools.partial(_graph, fake),
         "graph_pool_handle": lambda: (0, 1),
-        "stream": functools.partial(_StreamContext, fake),
+        "stream": functools.partial(_stream, fake),
         "set_stream": lambda stream: setattr(fake, "current", stream),
         "current_stream": lambda _device=None: fake.current,
         "synchronize": lambda _device=None: fake.finish_copies(),
-        "mem_get_info": lambda _device=None: (fake.free_bytes, fake.total_bytes),
+        "mem_get_info": lambda _device=None: (FREE_BYTES, TOTAL_BYTES),
         "memory_reserved": lambda _device=None: 0,
         "empty_cache": lambda: None,
         "set_device": lambda _device: None,
@@ -369,8 +305,8 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "get_device_capability": lambda _device=None: fake.capability,
-        "get_device_name": lambda _device=None: fake.name,
-        "get_device_properties": lambda _device=None: properties,
+        "get_device_name": lambda _device=None: NAME,
+        "get_device_properties": lambda _device=None: types.SimpleNamespace(name=NAME, total_memory=TOTAL_BYTES),
         "get_arch_list": lambda: ["sm_75", "sm_80", "sm_86", "sm_90"],
     }
     for name, value in replacements.items():
@@ -397,29 +333,16 @@ def install(fake: FakeCuda, replace: Callable[[Any, str, Any], None] = setattr) 
     return fake
 
 
-def process_environment(**options: Any) -> dict[str, str]:
-    """What to add to the environment of processes that shall have the stand-in instead of CUDA.
-
-    Args:
-        options: those of FakeCuda.
-    """
+def process_environment() -> dict[str, str]:
+    """What to add to the environment of processes that shall have the stand-in instead of CUDA."""
     root = Path(__file__).parents[4]
     path = [str(Path(__file__).with_name("fake_site")), str(root), os.environ.get("PYTHONPATH", "")]
-    return {ENVIRONMENT: json.dumps(options), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {"FAKE_CUDA": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def install_from_environment(environment: Mapping[str, str] = os.environ) -> FakeCuda:
-    """Replaces torch's CUDA for the rest of this process, with the options of `process_environment`."""
-    return install(FakeCuda(**json.loads(environment[ENVIRONMENT])))
-
-
-def _bound(kind: type, fake: FakeCuda) -> type:
+def _bound(kind: type, fake: FakeCuda) -> Any:
     """A class of which no argument is the device: libraries name torch's classes in their type hints."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind.__init__(self, fake, *args, **kwargs)  # type: ignore[misc]
-
-    return type(kind.__name__, (kind,), {"__init__": __init__})
+    return type(kind.__name__, (kind,), {"_fake": fake})
 
 
 def _on_cpu(fake: FakeCuda, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,24 +10,26 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.workers.engine.helpers import TINY, add, make_core, peaked_weights, run_to_end
+from tests.workers.engine.helpers import add, load_peaked, make_core, run_to_end
 from workers.engine import sampling
+from workers.engine.core import EngineCore
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.failures import OutOfMemory
-from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 
-MODEL = LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device="cpu:0"), "cpu:0", "fp32")
+MODEL = load_peaked("cpu:0")
 MARKER = 500  # no healthy prompt of these tests has this token
 
 
 class FullMemory(TorchFunctionMode):
     """Calls of torch for which `is_too_large` holds fail."""
 
-    def __init__(self, is_too_large: Callable[[str, tuple[Any, ...]], bool]) -> None:
+    def __init__(
+        self, is_too_large: Callable[[str, tuple[Any, ...]], bool], error: type[RuntimeError] = torch.OutOfMemoryError
+    ) -> None:
         super().__init__()
-        self._is_too_large = is_too_large
+        self._is_too_large, self._error = is_too_large, error
         self.num_failures = 0
 
     def __torch_function__(
@@ -35,7 +37,7 @@ class FullMemory(TorchFunctionMode):
     ) -> Any:
         if self._is_too_large(getattr(func, "__name__", ""), args):
             self.num_failures += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            raise self._error("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return func(*args, **(kwargs or {}))
 
 
@@ -47,44 +49,39 @@ def is_marked_prefill(name: str, args: tuple[Any, ...]) -> bool:
     )
 
 
-class Harness:
-    def __init__(self) -> None:
-        self.runner = CudaRunner(MODEL, 6)
-        self.core = make_core(self.runner, 6)
+def make() -> EngineCore:
+    return make_core(CudaRunner(MODEL, 6), 6)
 
-    def add(self, prompt: tuple[int, ...], seed: int = 0, *, echo: bool = False, **sampling: Any) -> ResultStream:
-        params = SamplingParams(**{"max_new_tokens": 12, **sampling})
-        return add(self.core, EngineRequest(prompt, params, seed, echo_logprobs=echo))
 
-    def run(self) -> None:
-        run_to_end(self.core)
+def submit(core: EngineCore, prompt: tuple[int, ...], seed: int = 0, **sampling: Any) -> ResultStream:
+    return add(core, EngineRequest(prompt, SamplingParams(12, **sampling), seed))
 
 
 def alone(prompt: tuple[int, ...], seed: int, **sampling: Any) -> SequenceOutput:
-    harness = Harness()
-    stream = harness.add(prompt, seed, **sampling)
-    harness.run()
+    core = make()
+    stream = submit(core, prompt, seed, **sampling)
+    run_to_end(core)
     return stream.result()
 
 
 def test_a_prefill_without_memory_fails_its_siblings_and_nothing_else() -> None:
-    harness = Harness()
-    mate = harness.add((7, 8), 1)
+    core = make()
+    mate = submit(core, (7, 8), 1)
     for _ in range(3):
-        harness.core.step()
+        core.step()
     prompt = (MARKER, *range(40))
-    victims = [harness.add(prompt, seed) for seed in range(2)]
-    late = harness.add((9, 9, 9), 2)
+    victims = [submit(core, prompt, seed) for seed in range(2)]
+    late = submit(core, (9, 9, 9), 2)
     with FullMemory(is_marked_prefill) as memory:
-        while harness.core.scheduler.sequences:
-            timing = harness.core.step()
+        while core.scheduler.sequences:
+            timing = core.step()
             assert timing is not None
             if timing.failures:
                 break
     assert memory.num_failures == 2  # with the other prompt, then alone
     assert [type(victim.result().failure) for victim in victims] == [OutOfMemory] * 2
-    again = harness.add(prompt, 0)
-    harness.run()
+    again = submit(core, prompt, 0)
+    run_to_end(core)
     assert mate.result().token_ids == alone((7, 8), 1).token_ids
     assert late.result().token_ids == alone((9, 9, 9), 2).token_ids
     assert again.result().cached_tokens == 0
@@ -92,11 +89,11 @@ def test_a_prefill_without_memory_fails_its_siblings_and_nothing_else() -> None:
 
 
 def test_an_echo_without_memory_fails_its_request_and_nothing_else() -> None:
-    harness = Harness()
-    mate = harness.add((7, 8), 1)
-    victim = harness.add(tuple(range(30)), 3, echo=True)
+    core = make()
+    mate = submit(core, (7, 8), 1)
+    victim = add(core, EngineRequest(tuple(range(30)), SamplingParams(12), 3, echo_logprobs=True))
     with FullMemory(lambda name, args: name == "logsumexp" and args[0].dim() == 2 and len(args[0]) >= 29):
-        harness.run()
+        run_to_end(core)
     assert isinstance(victim.result().failure, OutOfMemory)
     assert mate.result().token_ids == alone((7, 8), 1).token_ids
 
@@ -107,9 +104,9 @@ def test_a_draw_without_memory_fails_its_sequence_and_nothing_else(
 ) -> None:
     """Two sequences with penalties are drawn together on the host; the memory does for each of them but one."""
     penalized: dict[str, Any] = {"repetition_penalty": 1.3}
-    harness = Harness()
-    mates = [harness.add((7, 8), 1), harness.add((5, 6), 2, **penalized)]
-    victim = harness.add((9, 9, 9), 3, **penalized)
+    core = make()
+    mates = [submit(core, (7, 8), 1), submit(core, (5, 6), 2, **penalized)]
+    victim = submit(core, (9, 9, 9), 3, **penalized)
 
     def sample(logits: Any, draws: Any) -> Any:
         if any(draw.seed == 3 and draw.position >= position for draw in draws):
@@ -117,7 +114,7 @@ def test_a_draw_without_memory_fails_its_sequence_and_nothing_else(
         return sampling.sample(logits, draws)
 
     monkeypatch.setattr("workers.engine.cuda.runner.sample", sample)
-    harness.run()
+    run_to_end(core)
     assert isinstance(victim.result().failure, OutOfMemory)
     assert len(victim.result().token_ids) == position
     assert mates[0].result().token_ids == alone((7, 8), 1).token_ids
@@ -125,13 +122,7 @@ def test_a_draw_without_memory_fails_its_sequence_and_nothing_else(
 
 
 def test_another_error_in_a_prefill_fails_the_step() -> None:
-    class Broken(FullMemory):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if is_marked_prefill(getattr(func, "__name__", ""), args):
-                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-            return func(*args, **(kwargs or {}))
-
-    harness = Harness()
-    harness.add((MARKER, 1, 2))
-    with Broken(lambda *_: False), pytest.raises(torch.AcceleratorError):
-        harness.run()
+    core = make()
+    submit(core, (MARKER, 1, 2))
+    with FullMemory(is_marked_prefill, torch.AcceleratorError), pytest.raises(torch.AcceleratorError):
+        run_to_end(core)

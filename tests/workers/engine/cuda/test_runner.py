@@ -20,6 +20,7 @@ from tests.workers.engine.helpers import (
     TINY,
     TINY_LLAMA,
     generate,
+    load_peaked,
     peaked_weights,
     random_ids,
     results,
@@ -48,12 +49,12 @@ CPU = torch.device(DEVICE)
 
 @pytest.fixture(scope="module")
 def device_tiny() -> LoadedModel:
-    return LoadedModel(build(TINY, peaked_weights(TINY), "fp32", device=DEVICE), DEVICE, "fp32")
+    return load_peaked(DEVICE)
 
 
 @pytest.fixture(scope="module", params=[TINY, TINY_LLAMA], ids=["gpt2", "llama"])
 def device_model(request: pytest.FixtureRequest) -> LoadedModel:
-    return LoadedModel(build(request.param, peaked_weights(request.param), "fp32", device=DEVICE), DEVICE, "fp32")
+    return load_peaked(DEVICE, request.param)
 
 
 def make_batch(loaded: LoadedModel, size: int, seed: int = 0) -> tuple[Batch, KVCache]:
@@ -71,17 +72,18 @@ def budget_for(num_entries: int, max_sequences: int, config: ModelConfig = TINY)
     return SlotLayout(num_entries, max_sequences, config.n_positions).num_slots * slot_bytes
 
 
-def assert_same(ours: SequenceOutput, theirs: SequenceOutput) -> None:
-    """The same text and, up to rounding, the same scores."""
-    assert ours.token_ids == theirs.token_ids
-    assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-3)
-    assert ours.prompt_logprobs[1:] == pytest.approx(theirs.prompt_logprobs[1:], abs=1e-3)
-    assert ours.prompt_tops[:1] == theirs.prompt_tops[:1]
-    tops = [*zip(ours.tops, theirs.tops, strict=True), *zip(ours.prompt_tops[1:], theirs.prompt_tops[1:], strict=True)]
-    for our_top, their_top in tops:
-        assert our_top is not None
-        assert their_top is not None
-        assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
+def assert_all_same(ours: Sequence[SequenceOutput], theirs: Sequence[SequenceOutput]) -> None:
+    """The same texts and, up to rounding, the same scores."""
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.token_ids == their.token_ids
+        assert our.logprobs == pytest.approx(their.logprobs, abs=1e-3)
+        assert our.prompt_logprobs[1:] == pytest.approx(their.prompt_logprobs[1:], abs=1e-3)
+        assert our.prompt_tops[:1] == their.prompt_tops[:1]
+        tops = (*our.tops, *our.prompt_tops[1:]), (*their.tops, *their.prompt_tops[1:])
+        for our_top, their_top in zip(*tops, strict=True):
+            assert our_top is not None
+            assert their_top is not None
+            assert dict(our_top) == pytest.approx(dict(their_top), abs=1e-3)
 
 
 def kinds_of_draws() -> Iterator[SamplingParams]:
@@ -113,9 +115,8 @@ def test_every_kind_of_draw_gives_the_cpu_paths_tokens(tiny: LoadedModel, device
     with running_engine(device_tiny, max_batch=len(requests)) as engine:
         for _ in range(2):
             ours = results(engine, requests)
-            for number, finished in enumerate(ours):
-                assert_same(finished, echoed[number])
-                assert finished.token_ids == theirs[number].token_ids
+            assert_all_same(ours, echoed)
+            assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
         assert max(one.cached_tokens for one in ours) == 300
 
 
@@ -162,8 +163,7 @@ def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, d
     with running_engine(tiny) as engine:
         theirs = results(engine, requests)
     with running_engine(device_tiny) as engine:
-        for ours, expected in zip(results(engine, requests), theirs, strict=True):
-            assert_same(ours, expected)
+        assert_all_same(results(engine, requests), theirs)
 
 
 def test_predictable_steps_are_launched_together(
@@ -194,8 +194,7 @@ def test_predictable_steps_are_launched_together(
         monkeypatch.setattr(CudaRunner, "run", one_run)
         for params, requests, expected in zip(kinds, asked, theirs, strict=True):
             num_steps.clear()
-            for ours, its in zip(results(engine, requests), expected, strict=True):
-                assert_same(ours, its)
+            assert_all_same(results(engine, requests), expected)
             assert sum(num_steps) == 39  # the first token is drawn from the prompt's logits
             assert max(num_steps) == (1 if params.top_logprobs else 5)
 
@@ -228,18 +227,11 @@ def test_other_rows_and_padding_change_nothing(device_tiny: LoadedModel) -> None
         before = cache.layers.clone()
         written = {layout.dummy_slot}
         for column, (entry, start, suffix, length) in enumerate([(0, 60, 4, 3), (2, 1, 0, 0), (0, 50, 7, 12)]):
-            integers = (
-                column,
-                start,
-                layout.first_of_entry(entry),
-                layout.first_of_suffix(suffix) - start,
-                1,
-                start + length,
-            )
+            first = layout.first_of_suffix(suffix)
+            integers = (column, start, layout.first_of_entry(entry), first - start, 1, start + length)
             next_points = [uniform(column, step) for step in range(1, 17)]
             numbers = [*integers, column, 50, 0.9, *first_code(column), 0, *next_points]
             batch.table[:, column] = torch.tensor(numbers, dtype=torch.float64)
-            first = layout.first_of_suffix(suffix)
             written |= {first + length, first + length + 1}
         with torch.inference_mode():
             batch.programs[64]()
@@ -335,11 +327,9 @@ def test_cuda_graphs_change_nothing(dtype: str, monkeypatch: pytest.MonkeyPatch)
     loaded = load_model(CHECKPOINT, device="cuda", dtype=dtype)
     with capture_logs() as logs:
         captured = gpu_texts(loaded)
-    events = [entry["event"] for entry in logs]
-    assert "cuda_graphs_captured" in events
+    assert "cuda_graphs_captured" in [entry["event"] for entry in logs]
     monkeypatch.setattr(Program, "capture", lambda *_: None)
-    for ours, theirs in zip(captured, gpu_texts(loaded), strict=True):
-        assert_same(ours, theirs)
+    assert_all_same(captured, gpu_texts(loaded))
 
 
 def test_a_text_is_the_same_alone_and_among_48(device_model: LoadedModel) -> None:
@@ -402,8 +392,7 @@ def test_the_text_is_the_same_with_plain_kernels(monkeypatch: pytest.MonkeyPatch
     loaded = load_model(CHECKPOINT, device="cuda", dtype="fp32")
     ours = gpu_texts(loaded)
     monkeypatch.setattr(cuda_runner, "make_kernels", lambda *_: PLAIN_KERNELS)
-    for mine, theirs in zip(ours, gpu_texts(loaded), strict=True):
-        assert_same(mine, theirs)
+    assert_all_same(ours, gpu_texts(loaded))
 
 
 @pytest.mark.gpu

@@ -18,11 +18,10 @@ import json, os, random
 from dataclasses import replace
 import torch
 from tests.workers.engine.cuda.fake_cuda import fake_cuda
-from tests.workers.engine.helpers import TINY, TINY_LLAMA, add, make_core, peaked_weights, random_ids, run_to_end
+from tests.workers.engine.helpers import TINY, TINY_LLAMA, add, load_peaked, make_core, random_ids, run_to_end
 from workers.engine.cuda.kernel_choice import _self_check, make_kernels
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.loader import LoadedModel, build
 from workers.engine.request import EngineRequest, SamplingParams
 
 def check():
@@ -39,7 +38,7 @@ prompts = [tuple(random_ids(rng, length, 500)) for length in (5, 70)]
 kinds = [SamplingParams(7), SamplingParams(7, temperature=0), SamplingParams(7, top_k=0, top_p=0.9)]
 texts = []
 config = replace(tiny, vocab_size=500)
-loaded = LoadedModel(build(config, peaked_weights(config), "fp32", device="cpu:0"), "cpu:0", "fp32")
+loaded = load_peaked("cpu:0", config)
 for name in ("torch", "triton"):
     core = make_core(CudaRunner(loaded, 4, kernels=make_kernels(name, loaded.model, 4, cpu)))
     streams = [add(core, EngineRequest(prompts[seed % 2], params, seed)) for seed, params in enumerate(kinds)]

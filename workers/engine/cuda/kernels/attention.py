@@ -14,12 +14,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from workers.engine.cuda import step_kernels
 from workers.engine.cuda.kernels.compile import Kernel
 
 TOKENS = 64  # of a tile of keys or values
 TILES = 3  # tiles of a split, which are loaded together
 MAX_PROGRAMS = 64  # blocks of a head; of a longer context each computes several splits
 MAX_COMBINED = 32  # splits whose means are in registers together
+# Rows of the table.
+START, ENTRY, SUFFIX = map(tl.constexpr, (step_kernels.START, step_kernels.ENTRY, step_kernels.SUFFIX))
+POSITION = tl.constexpr(step_kernels.POSITION)
 
 
 @triton.jit
@@ -99,10 +103,6 @@ def _attend(
     rotations,
     epsilon,
     table_stride,
-    START: tl.constexpr,
-    ENTRY: tl.constexpr,
-    SUFFIX: tl.constexpr,
-    POSITION: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,

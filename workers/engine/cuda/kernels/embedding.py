@@ -5,7 +5,11 @@
 import triton
 import triton.language as tl
 
+from workers.engine.cuda import step_kernels
 from workers.engine.cuda.kernels.compile import Kernel
+
+# Rows of the table.
+ID, POSITION = tl.constexpr(step_kernels.ID), tl.constexpr(step_kernels.POSITION)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -15,8 +19,6 @@ def _begin(
     position_embedding,
     x,
     table_stride,
-    ID: tl.constexpr,
-    POSITION: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_POSITIONS: tl.constexpr,

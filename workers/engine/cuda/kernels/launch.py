@@ -41,16 +41,12 @@ class Launcher:
 
     Attributes:
         capability: compute capability, 90 for 9.0; None for Triton's interpreter.
-        is_dependent: kernels are launched while the kernel before them is running (programmatic dependent launch).
     """
 
-    def __init__(
-        self, device: torch.device, driver: ModuleType | None = None, *, is_dependent: bool | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, driver: ModuleType | None = None) -> None:
         """
         Args:
             driver: `cuda.bindings.driver`, or a module with the same functions; None to import it.
-            is_dependent: None for what the device has.
 
         Raises:
             ModuleNotFoundError: if cuda-bindings is not installed.
@@ -59,7 +55,6 @@ class Launcher:
         self._device = device
         self._loaded: dict[tuple[Any, ...], _LoadedKernel] = {}
         self.capability: int | None = None
-        self.is_dependent = False
         if device.type != "cuda":
             return
         if driver is None:
@@ -67,7 +62,6 @@ class Launcher:
         self._driver = driver
         major, minor = torch.cuda.get_device_capability(device)
         self.capability = 10 * major + minor
-        self.is_dependent = self.capability >= DEPENDENT_CAPABILITY if is_dependent is None else is_dependent
         check("cuInit", driver.cuInit(0))
 
     def launch(self, kernel: Kernel, grid: Grid, *arguments: Tensor | int | float, **constants: Any) -> None:
@@ -80,7 +74,7 @@ class Launcher:
         Raises:
             RuntimeError: if the CUDA driver reports an error, or the device is a CPU and Triton does not interpret.
         """
-        constants |= target_constants(kernel, self.capability, self.is_dependent)
+        constants |= target_constants(kernel, self.capability)
         if self.capability is None:
             _interpret(kernel, grid, arguments, constants)
             return
@@ -140,9 +134,14 @@ class _LoadedKernel:
         check("cuLaunchKernelEx", self._driver.cuLaunchKernelEx(config, self._function, self._address, 0))
 
 
-def target_constants(kernel: Kernel, capability: int | None, is_dependent: bool) -> dict[str, bool]:
-    """The kernel's constants that follow from the device: IS_DEPENDENT and IS_INTERPRETED, if it has them."""
-    values = {"IS_DEPENDENT": is_dependent, "IS_INTERPRETED": capability is None}
+def target_constants(kernel: Kernel, capability: int | None) -> dict[str, bool]:
+    """The kernel's constants that follow from the device, if it has them.
+
+    IS_DEPENDENT: launched while the kernel before it is running. IS_INTERPRETED: in Triton's interpreter.
+    """
+    is_interpreted = capability is None
+    is_dependent = not is_interpreted and capability >= DEPENDENT_CAPABILITY
+    values = {"IS_DEPENDENT": is_dependent, "IS_INTERPRETED": is_interpreted}
     return {name: value for name, value in values.items() if name in kernel.function.arg_names}
 
 

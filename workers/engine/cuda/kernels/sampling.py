@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from workers.engine import arithmetic_code
+from workers.engine.cuda import step_kernels
 from workers.engine.cuda.kernels.compile import Kernel
 
 LOG_BLOCK = 10  # of 1,024 tokens of the vocabulary
@@ -18,6 +19,11 @@ LOG_BLOCK = 10  # of 1,024 tokens of the vocabulary
 NO_KEY = tl.constexpr(-(2**63))
 LOW_BITS = tl.constexpr(2**32 - 1)
 MIN_WIDTH = tl.constexpr(arithmetic_code.MIN_WIDTH)
+# Rows of the table.
+ID, MOVES, POSITION = map(tl.constexpr, (step_kernels.ID, step_kernels.MOVES, step_kernels.POSITION))
+TEMPERATURE, TOP_K = tl.constexpr(step_kernels.TEMPERATURE), tl.constexpr(step_kernels.TOP_K)
+TOP_P, POINT, WIDTH = map(tl.constexpr, (step_kernels.TOP_P, step_kernels.POINT, step_kernels.WIDTH))
+AT, NEXT_POINTS = tl.constexpr(step_kernels.AT), tl.constexpr(step_kernels.NEXT_POINTS)
 
 
 @triton.jit
@@ -125,16 +131,6 @@ def _draw(
     table_stride,
     size,
     vocab,
-    ID: tl.constexpr,
-    MOVES: tl.constexpr,
-    POSITION: tl.constexpr,
-    AT: tl.constexpr,
-    TEMPERATURE: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    POINT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NEXT_POINTS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     LOG_BLOCKS: tl.constexpr,
     LOG_CANDIDATES: tl.constexpr,

@@ -294,14 +294,10 @@ def _logits(setting: CheckSetting) -> Tensor:
     return logits
 
 
-def _num_alone(x: Tensor) -> int:
-    """Rows that are also computed alone; none if the batch is a single row."""
-    return min(len(x), ROWS_AT_ONCE) if len(x) > 1 else 0
-
-
 def _each(table: Tensor) -> list[Tensor]:
-    """Copies of the first columns of `table`, each [rows, 1]."""
-    return [table[:, column : column + 1].clone() for column in range(_num_alone(table.T))]
+    """Copies of the first columns of `table`, each [rows, 1], to compute alone; none if the batch is a single row."""
+    size = table.shape[1]
+    return [table[:, at : at + 1].clone() for at in range(min(size, ROWS_AT_ONCE) if size > 1 else 0)]
 
 
 def _dependences(rows: Tensor, alone: list[Tensor]) -> list[str]:

@@ -19,23 +19,7 @@ from workers.engine.cuda.kernels.launch import Launcher
 from workers.engine.cuda.kernels.norm import ADD_NORM
 from workers.engine.cuda.kernels.product import divide, product_kernel
 from workers.engine.cuda.kernels.sampling import DRAW, FIND_CANDIDATES, LOG_BLOCK
-from workers.engine.cuda.step_kernels import (
-    AT,
-    ENTRY,
-    ID,
-    MOVES,
-    NEXT_POINTS,
-    POINT,
-    POSITION,
-    START,
-    SUFFIX,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    WIDTH,
-    Attention,
-    Product,
-)
+from workers.engine.cuda.step_kernels import Attention, Product
 from workers.engine.draw import NUM_CANDIDATES
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.linear import DeviceHead, DeviceLinear
@@ -94,8 +78,6 @@ class TritonKernels:
             token_embedding if position_embedding is None else position_embedding,
             x,
             table.stride(0),
-            ID=ID,
-            POSITION=POSITION,
             WIDTH=width,
             BLOCK=triton.next_power_of_2(width),
             HAS_POSITIONS=position_embedding is not None,
@@ -220,10 +202,6 @@ class TritonKernels:
             qkv if rotations is None else rotations,
             0.0 if query_norm is None else float(query_norm.epsilon),
             table.stride(0),
-            START=START,
-            ENTRY=ENTRY,
-            SUFFIX=SUFFIX,
-            POSITION=POSITION,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_SIZE=head_size,
@@ -262,16 +240,6 @@ class TritonKernels:
             table.stride(0),
             size,
             vocab,
-            ID=ID,
-            MOVES=MOVES,
-            POSITION=POSITION,
-            AT=AT,
-            TEMPERATURE=TEMPERATURE,
-            TOP_K=TOP_K,
-            TOP_P=TOP_P,
-            POINT=POINT,
-            WIDTH=WIDTH,
-            NEXT_POINTS=NEXT_POINTS,
             NUM_BLOCKS=self._num_blocks,
             LOG_BLOCKS=(self._num_blocks - 1).bit_length(),
             LOG_CANDIDATES=LOG_CANDIDATES,

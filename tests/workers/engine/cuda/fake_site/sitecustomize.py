@@ -22,15 +22,15 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or spec.loader is None:
-            return None
+        assert spec is not None
+        assert spec.loader is not None
         execute = spec.loader.exec_module
 
         def execute_and_install(module: ModuleType) -> None:
             execute(module)
-            from tests.workers.engine.cuda.fake_cuda import install_from_environment
+            from tests.workers.engine.cuda.fake_cuda import FakeCuda, install
 
-            install_from_environment()
+            install(FakeCuda())
 
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec

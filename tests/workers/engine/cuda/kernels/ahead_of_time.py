@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from workers.engine.cuda.kernels.compile import CompiledKernel, Kernel, compile_kernel
-from workers.engine.cuda.kernels.launch import DEPENDENT_CAPABILITY, Grid, argument_types, target_constants
+from workers.engine.cuda.kernels.launch import Grid, argument_types, target_constants
 from workers.engine.cuda.kernels.self_check import CheckSetting, attention_of, products_of
 from workers.engine.cuda.kernels.triton_kernels import PRODUCT_CAPABILITY, TritonKernels
 from workers.engine.cuda.step_kernels import TABLE_ROWS
@@ -34,11 +33,10 @@ class CompilingLauncher:
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
-        self._is_dependent = capability >= DEPENDENT_CAPABILITY
         self.compiled: dict[str, CompiledKernel] = {}
 
     def launch(self, kernel: Kernel, grid: Grid, *arguments: Tensor | int | float, **constants: Any) -> None:
-        constants |= target_constants(kernel, self.capability, self._is_dependent)
+        constants |= target_constants(kernel, self.capability)
         compiled = compile_kernel(kernel, argument_types(kernel, arguments, constants), constants, self.capability)
         before = self.compiled.get(kernel.name)
         if before is None or len(before.cubin) < len(compiled.cubin):
@@ -82,19 +80,12 @@ class _NoNumbers(CheckSetting):
         return torch.empty(*shape, dtype=dtype or self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a compiled kernel takes of a streaming multiprocessor.
+class Resources(NamedTuple):
+    """What a compiled kernel takes of a streaming multiprocessor."""
 
-    Attributes:
-        registers: per thread.
-        spilled_bytes: per thread, of the stack and of local memory.
-        shared_bytes: per block.
-    """
-
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
+    registers: int  # per thread
+    spilled_bytes: int  # per thread, of the stack and of local memory
+    shared_bytes: int  # per block
 
 
 def read_resources(compiled: CompiledKernel) -> Resources:

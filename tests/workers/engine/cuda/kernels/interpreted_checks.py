@@ -1,6 +1,6 @@
 """Runs the self-check of the Triton kernels in Triton's interpreter; prints a list of the results as JSON.
 
-A program of its own, as Triton reads TRITON_INTERPRET when it is imported. The interpreter cuts bfloat16 off where a
+In a process of its own, as Triton reads TRITON_INTERPRET when it is imported. The interpreter cuts bfloat16 off where a
 GPU rounds.
 """
 
@@ -13,7 +13,6 @@ import torch
 from tests.workers.engine.helpers import TINY_LLAMA
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting
 from workers.engine.cuda.kernels.triton_kernels import TritonKernels
-from workers.engine.cuda.step_kernels import StepKernels
 from workers.engine.model.config import SHAPES, ModelConfig
 
 CPU = torch.device("cpu")
@@ -21,8 +20,9 @@ EMBEDDED = ModelConfig(n_embd=384, n_head=6, n_inner=1536)
 # Groups of two query heads; head sizes, widths and depths that are no powers of two.
 LLAMA = replace(TINY_LLAMA, n_embd=48, n_inner=200, n_positions=72, vocab_size=64, has_head_norms=False)
 QWEN3 = replace(LLAMA, n_head=2, n_kv_head=1, head_dim=40, has_head_norms=True, has_qkv_bias=True, has_mlp_bias=True)
-OF_LAYERS = ("begin", "attend")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+BF16 = torch.bfloat16
+DTYPES = (torch.float32, torch.float16, BF16)
+Case = tuple[ModelConfig, int]  # and the rows of the largest batch
 # Fewer positions and tokens than in a model, as the interpreter takes milliseconds for a block.
 LAYERS = {
     "small": (replace(SHAPES["small"], n_positions=72, vocab_size=64), 1),
@@ -58,32 +58,20 @@ class ByTorch(TritonKernels):
 def main() -> None:
     torch.set_num_threads(1)
     results = []
-    for shape, (config, max_sequences) in LAYERS.items():
-        kernels = TritonKernels(config, max_sequences, CPU)
-        for dtype in DTYPES:
-            setting = CheckSetting(config, dtype, max_sequences, CPU)
-            results += [{"dtype": str(dtype), **run(name, kernels, setting, shape)} for name in OF_LAYERS]
-    for shape, (config, max_sequences) in PRODUCTS.items():
+    for shape, case in LAYERS.items():
+        results += [run(name, shape, case, dtype) for dtype in DTYPES for name in ("begin", "attend")]
+    for shape, case in PRODUCTS.items():
         # In bfloat16 the interpreter cuts off a gate and what it multiplies: with biases more than the bound.
-        for dtype in DTYPES if shape != "qwen3" else DTYPES[:2]:
-            setting = CheckSetting(config, dtype, max_sequences, CPU)
-            results.append(
-                {"dtype": str(dtype), **run("multiply", TritonKernels(config, max_sequences, CPU), setting, shape)}
-            )
-    for shape in ("odd", "llama"):
-        config, max_sequences = PRODUCTS[shape]
-        setting = CheckSetting(config, torch.float32, max_sequences, CPU)
-        results.append(run("multiply", ByTorch(config, max_sequences, CPU), setting, f"{shape} by torch"))
-    for shape, (config, max_sequences) in DRAWS.items():
-        setting = CheckSetting(config, torch.float32, max_sequences, CPU)
-        results.append(run("draw", TritonKernels(config, max_sequences, CPU), setting, shape))
+        results += [run("multiply", shape, case, dtype) for dtype in DTYPES if (shape, dtype) != ("qwen3", BF16)]
+    results += [run("multiply", shape, PRODUCTS[shape], torch.float32, ByTorch) for shape in ("odd", "llama")]
+    results += [run("draw", shape, case, torch.float32) for shape, case in DRAWS.items()]
     print(json.dumps(results))
 
 
-def run(name: str, kernels: StepKernels, setting: CheckSetting, shape: str) -> dict[str, Any]:
-    check = CHECKS[name](kernels, setting)
-    return {"shape": shape, **asdict(check), "is_correct": check.is_correct}
-
-
-if __name__ == "__main__":
-    main()
+def run(
+    name: str, shape: str, case: Case, dtype: torch.dtype, kernels: type[TritonKernels] = TritonKernels
+) -> dict[str, Any]:
+    config, max_sequences = case
+    check = CHECKS[name](kernels(config, max_sequences, CPU), CheckSetting(config, dtype, max_sequences, CPU))
+    found = {"shape": shape, "dtype": str(dtype), "kernels": kernels.__name__}
+    return found | {**asdict(check), "is_correct": check.is_correct}

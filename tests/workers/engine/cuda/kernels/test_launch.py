@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,11 +20,7 @@ from workers.engine.cuda.kernels.norm import ADD_NORM  # noqa: E402
 GPU = torch.device("cuda", 0)
 STREAM = 4242
 FUNCTION, CONTEXT = 77, 99
-
-
-class Code(IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_LAUNCH_FAILED = 719
+ANSWERS: dict[str, tuple[int, ...]] = {"cuInit": (), "cuDeviceGet": (0,), "cuDevicePrimaryCtxRetain": (CONTEXT,)}
 
 
 @dataclass
@@ -44,19 +39,15 @@ class FakeDriver:
 
     def _done(self, call: str, *values: object) -> tuple[object, ...]:
         self.calls.append(call)
-        return Code.CUDA_ERROR_LAUNCH_FAILED if call == self.failing_call else Code.CUDA_SUCCESS, *values
+        codes = real_driver.CUresult
+        return codes.CUDA_ERROR_LAUNCH_FAILED if call == self.failing_call else codes.CUDA_SUCCESS, *values
 
-    def cuInit(self, flags: int) -> tuple[object, ...]:
-        return self._done("cuInit")
+    def __getattr__(self, call: str) -> Any:
+        """A call that answers with a constant."""
+        return lambda *_: self._done(call, *ANSWERS[call])
 
     def cuCtxGetCurrent(self) -> tuple[object, ...]:
         return self._done("cuCtxGetCurrent", self.context)
-
-    def cuDeviceGet(self, ordinal: int) -> tuple[object, ...]:
-        return self._done("cuDeviceGet", ordinal)
-
-    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[object, ...]:
-        return self._done("cuDevicePrimaryCtxRetain", CONTEXT)
 
     def cuCtxSetCurrent(self, context: int) -> tuple[object, ...]:
         self.context = context
@@ -94,12 +85,7 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launch(launcher: Launcher, rows: int = 3) -> list[torch.Tensor]:
-    tensors = [
-        torch.zeros(rows, 64),
-        torch.zeros(rows, 64),
-        *(torch.zeros(64) for _ in range(2)),
-        torch.zeros(rows, 64),
-    ]
+    tensors = [torch.zeros(shape) for shape in ((rows, 64), (rows, 64), (64,), (64,), (rows, 64))]
     launcher.launch(ADD_NORM, (rows, 1, 1), *tensors, 0.5, WIDTH=64, BLOCK=64, ADDS=True, IS_RMS=False)
     return tensors
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.workers.engine.helpers import SMOLLM2, TINY_LLAMA
+from tests.workers.helpers import run_python
 from workers.engine.cuda.kernels.self_check import CHECKS, CheckSetting, check_kernels
 from workers.engine.cuda.step_kernels import (
     AT,
@@ -36,22 +34,24 @@ CPU = torch.device("cpu")
 CODE = [POINT, WIDTH]
 CONFIG = ModelConfig(vocab_size=300, n_embd=32, n_head=2, n_positions=256)
 SETTING = CheckSetting(CONFIG, torch.float32, 9, CPU)
+LLAMA_SETTING = replace(SETTING, config=replace(TINY_LLAMA, n_positions=256))
+Method = Callable[..., Any]  # of `StepKernels`
 
 
 @pytest.mark.timeout(1200)
 def test_kernels_equal_plain_torch_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    program = Path(__file__).with_name("interpreted_checks.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    program = "from tests.workers.engine.cuda.kernels.interpreted_checks import main; main()"
+    done = run_python(program, 1200, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert {result["name"] for result in results} == set(CHECKS)
     assert [result for result in results if not result["is_correct"]] == []
 
 
-def test_plain_torch_equals_itself() -> None:
-    assert all(check.is_correct for check in check_kernels(_RowByRow(256), SETTING))
+@pytest.mark.parametrize("setting", [SETTING, LLAMA_SETTING], ids=["gpt2", "llama"])
+def test_plain_torch_equals_itself(setting: CheckSetting) -> None:
+    assert all(check.is_correct for check in check_kernels(_RowByRow(256), setting))
 
 
 class _RowByRow(TorchKernels):
@@ -70,188 +70,134 @@ class _RowByRow(TorchKernels):
         return torch.cat([parent(attention, qkv[row], slots, table[:, row]) for row in rows])
 
 
-class _WrongPosition(_RowByRow):
-    def begin(self, table: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> Tensor:
-        return super().begin(table, token_embedding, position_embedding) + 1e-3
+class _Faulty(_RowByRow):
+    """`fault` takes the place of the method; its first argument is the right one."""
+
+    def __init__(self, method: str, fault: Method) -> None:
+        super().__init__(256)
+        setattr(self, method, partial(fault, getattr(self, method)))
 
 
-class _NormIsLeftOut(_RowByRow):
-    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
-        return super().multiply(replace(product, norm=None), x, y if product.norm is None else x)
+def _swap_gate_and_up(right: Method, product: Product, x: Tensor, y: Tensor | None) -> Any:
+    activate = product.activate
+    if activate is None:
+        return right(product, x, y)
+    return right(replace(product, activate=lambda z: activate(z.roll(z.shape[1] // 2, 1))), x, y)
 
 
-class _ResidualIsLeftOut(_RowByRow):
-    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
-        return super().multiply(replace(product, is_added=False), x, y)
+def _ignore_the_new_token(right: Method, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Any:
+    table = table.clone()
+    right(attention, qkv, slots, table)
+    table[POSITION] = (table[POSITION] - 1).clamp(min=0)
+    return right(attention, qkv, slots.clone(), table)
 
 
-class _ActivationIsLeftOut(_RowByRow):
-    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
-        return super().multiply(replace(product, activate=None), x, y)
+def _end_entries_early(right: Method, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Any:
+    table = table.clone()
+    table[START] = (table[START] - 1).clamp(min=0)
+    return right(attention, qkv, slots, table)
 
 
-class _ProductDependsOnTheBatch(_RowByRow):
-    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
-        return super().multiply(product, x, y) * (1 + len(x) * 1e-7)
+def _keep_the_counter(right: Method, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Any:
+    before = slots.clone()
+    out = right(attention, qkv, slots, table)
+    return out.zero_() if slots.equal(before) else out  # a second launch stores the same keys and values
 
 
-class _NewTokenIsIgnored(_RowByRow):
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        table = table.clone()
-        super().attend(attention, qkv, slots, table)
-        table[POSITION] = (table[POSITION] - 1).clamp(min=0)
-        return super().attend(attention, qkv, slots.clone(), table)
+def _read_other_keys(right: Method, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Any:
+    right(attention, qkv, slots, table)
+    return right(attention, qkv, slots.flip(2), table)
 
 
-class _KeysAreNotStored(_RowByRow):
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        return super().attend(attention, qkv, slots.clone(), table)
+def _prefer_larger_ids(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    right(logits.flip(1), table, out)
+    out[:, 0] = logits.shape[1] - 1 - out[:, 0]
+    table[ID] = logits.shape[1] - 1 - table[ID]
 
 
-class _EntryEndsEarly(_RowByRow):
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        table = table.clone()
-        table[START] = (table[START] - 1).clamp(min=0)
-        return super().attend(attention, qkv, slots, table)
+def _read_padding(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    right(logits.as_strided((len(logits), logits.shape[1] + 1), logits.stride()), table, out)
 
 
-class _CounterIsNotReset(_RowByRow):
-    num_launches = 0
-
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        self.num_launches += 1
-        out = super().attend(attention, qkv, slots, table)
-        return out if self.num_launches == 1 else out.zero_()
+def _ignore_top_p(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    changed = table.clone()
+    changed[TOP_P] = 2
+    right(logits, changed, out)
+    table[[ID, POSITION, *CODE, AT]] = changed[[ID, POSITION, *CODE, AT]]
 
 
-class _RotationIsLeftOut(_RowByRow):
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        return super().attend(replace(attention, rotations=None), qkv, slots, table)
+def _keep_used_up_points(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    changed = table.clone()
+    changed[WIDTH] = 1
+    right(logits, changed, out)
+    out[:, 3] *= table[WIDTH]
+    table[:WIDTH], table[WIDTH], table[AT] = changed[:WIDTH], table[WIDTH] * changed[WIDTH], changed[AT]
 
 
-class _HeadNormsAreLeftOut(_RowByRow):
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        return super().attend(Attention(rotations=attention.rotations), qkv, slots, table)
+def _keep_codes(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    before = table.clone()
+    right(logits, table, out)
+    table[CODE] = before[CODE]
 
 
-class _OtherKeysAreRead(_RowByRow):
-    def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
-        flipped = slots.flip(2)
-        out = super().attend(attention, qkv, slots, table)
-        return out if slots.shape[2] == 1 else super().attend(attention, qkv, flipped, table)
+def _store_at_the_next_step(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    right(logits, table, out)
+    out[1:] = out[:-1].clone()
 
 
-class _GateAndUpAreSwapped(_RowByRow):
-    def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
-        activate = product.activate
-        if activate is None:
-            return super().multiply(product, x, y)
-        return super().multiply(replace(product, activate=lambda z: activate(z.roll(z.shape[1] // 2, 1))), x, y)
+def _store_no_number(right: Method, logits: Tensor, table: Tensor, out: Tensor) -> None:
+    right(logits, table, out)
+    out[:, 1] = float("nan")
 
 
-class _LargerIdFirst(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        super().draw(logits.flip(1), table, out)
-        out[:, 0] = logits.shape[1] - 1 - out[:, 0]
-        table[ID] = logits.shape[1] - 1 - table[ID]
-
-
-class _PaddingIsRead(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        super().draw(logits.as_strided((len(logits), logits.shape[1] + 1), logits.stride()), table, out)
-
-
-class _TopPIsIgnored(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        changed = table.clone()
-        changed[TOP_P] = 2
-        super().draw(logits, changed, out)
-        table[[ID, POSITION, *CODE, AT]] = changed[[ID, POSITION, *CODE, AT]]
-
-
-class _UsedUpPointsAreKept(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        changed = table.clone()
-        changed[WIDTH] = 1
-        super().draw(logits, changed, out)
-        out[:, 3] *= table[WIDTH]
-        table[:WIDTH], table[WIDTH], table[AT] = changed[:WIDTH], table[WIDTH] * changed[WIDTH], changed[AT]
-
-
-class _CodesAreNotAdvanced(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        before = table.clone()
-        super().draw(logits, table, out)
-        table[CODE] = before[CODE]
-
-
-class _TableIsNotAdvanced(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        super().draw(logits, table.clone(), out)
-
-
-class _StoredAtTheNextStep(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        super().draw(logits, table, out)
-        out[1:] = out[:-1].clone()
-
-
-class _NotANumber(_RowByRow):
-    def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
-        super().draw(logits, table, out)
-        out[:, 1] = float("nan")
+# Faults by the method that has them, which is the name of the check that must find them.
+FAULTS: dict[str, dict[str, Method]] = {
+    "begin": {"wrong numbers": lambda right, *inputs: right(*inputs) + 1e-3},
+    "multiply": {
+        "no norm": lambda right, product, x, y: right(replace(product, norm=None), x, x if product.norm else y),
+        "no residual": lambda right, product, x, y: right(replace(product, is_added=False), x, y),
+        "no activation": lambda right, product, x, y: right(replace(product, activate=None), x, y),
+        "depends on the batch": lambda right, product, x, y: right(product, x, y) * (1 + len(x) * 1e-7),
+    },
+    "attend": {
+        "ignores the new token": _ignore_the_new_token,
+        "stores no keys": lambda right, attention, qkv, slots, table: right(attention, qkv, slots.clone(), table),
+        "ends entries early": _end_entries_early,
+        "does not reset its counter": _keep_the_counter,
+    },
+    "draw": {
+        "larger ids first": _prefer_larger_ids,
+        "reads padding": _read_padding,
+        "ignores top-p": _ignore_top_p,
+        "keeps used-up points": _keep_used_up_points,
+        "keeps codes": _keep_codes,
+        "does not advance the table": lambda right, logits, table, out: right(logits, table.clone(), out),
+        "stores at the next step": _store_at_the_next_step,
+        "stores no number": _store_no_number,
+    },
+}
+LLAMA_FAULTS: dict[str, dict[str, Method]] = {
+    "attend": {
+        "no rotation": lambda right, attention, *inputs: right(replace(attention, rotations=None), *inputs),
+        "no head norms": lambda right, attention, *inputs: right(Attention(rotations=attention.rotations), *inputs),
+        "reads other keys": _read_other_keys,
+    },
+    "multiply": {"gate and up are swapped": _swap_gate_and_up},
+}
 
 
 @pytest.mark.parametrize(
-    ("kernels", "name"),
+    ("method", "fault", "setting"),
     [
-        (_WrongPosition, "begin"),
-        (_NormIsLeftOut, "multiply"),
-        (_ResidualIsLeftOut, "multiply"),
-        (_ActivationIsLeftOut, "multiply"),
-        (_ProductDependsOnTheBatch, "multiply"),
-        (_NewTokenIsIgnored, "attend"),
-        (_KeysAreNotStored, "attend"),
-        (_EntryEndsEarly, "attend"),
-        (_CounterIsNotReset, "attend"),
-        (_LargerIdFirst, "draw"),
-        (_PaddingIsRead, "draw"),
-        (_TopPIsIgnored, "draw"),
-        (_UsedUpPointsAreKept, "draw"),
-        (_CodesAreNotAdvanced, "draw"),
-        (_TableIsNotAdvanced, "draw"),
-        (_StoredAtTheNextStep, "draw"),
-        (_NotANumber, "draw"),
+        pytest.param(method, fault, setting, id=f"{method}: {name}")
+        for setting, methods in ((SETTING, FAULTS), (LLAMA_SETTING, LLAMA_FAULTS))
+        for method, faults in methods.items()
+        for name, fault in faults.items()
     ],
 )
-def test_a_faulty_kernel_is_found(kernels: Callable[[int], TorchKernels], name: str) -> None:
-    checks = check_kernels(kernels(256), SETTING)
-    assert [check.name for check in checks if not check.is_correct] == [name]
-
-
-@pytest.mark.parametrize(
-    ("kernels", "name"),
-    [
-        (_RowByRow, None),
-        (_RotationIsLeftOut, "attend"),
-        (_HeadNormsAreLeftOut, "attend"),
-        (_OtherKeysAreRead, "attend"),
-        (_GateAndUpAreSwapped, "multiply"),
-    ],
-)
-def test_a_faulty_kernel_of_llamas_family_is_found(kernels: Callable[[int], TorchKernels], name: str | None) -> None:
-    setting = CheckSetting(replace(TINY_LLAMA, n_positions=256), torch.float32, 9, CPU)
-    checks = check_kernels(kernels(256), setting)
-    assert [check.name for check in checks if not check.is_correct] == ([] if name is None else [name])
-
-
-def test_an_error_of_the_device_is_raised() -> None:
-    class Failing(TorchKernels):
-        def draw(self, *_: Any) -> None:
-            raise RuntimeError("CUDA error in cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS")
-
-    with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-        check_kernels(Failing(256), SETTING)
+def test_a_faulty_kernel_is_found(method: str, fault: Method, setting: CheckSetting) -> None:
+    checks = check_kernels(_Faulty(method, fault), setting)
+    assert [check.name for check in checks if not check.is_correct] == [method]
 
 
 @pytest.mark.gpu
