@@ -171,8 +171,14 @@ def test_without_a_key_the_status_bar_names_what_is_missing(
     open_file: Callable[[str], Workbench], server: tuple[Tercet, str]
 ) -> None:
     workbench = open_file("note.md")
-    workbench.type(OPENING)
-    expect(workbench.problem).to_contain_text("API key required", timeout=1000 * START_S)
+
+    def is_problem_shown() -> bool:
+        workbench.type(" and")
+        workbench.page.wait_for_timeout(500)
+        return workbench.problem.is_visible()
+
+    until(is_problem_shown, START_S, "the extension, which starts after the workbench, shows what is missing")
+    expect(workbench.problem).to_contain_text("API key required")
     expect(workbench.ghost).to_have_count(0)
     workbench.set_key(server[1])
     workbench.type(" then")
