@@ -52,8 +52,8 @@ MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
 WAIT_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
 # How long it waits for a worker that is away for a moment: it looks for its socket once a second; and one that stops
 # refuses until the gateway has read its state, which takes longest on a busy machine.
-MOMENTARILY = {NO_SOCKET, NOT_READY}
-MAX_AWAY_S = 3.0
+TRANSIENT_CODES = {NO_SOCKET, NOT_READY}
+MAX_TRANSIENT_S = 3.0
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
 FULL_QUEUE_PAUSE_S = 0.1
 # A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
@@ -182,7 +182,7 @@ class Fanout:
 
         A slot that is full has not failed: other gateways use it too, the one before a reload among them, or sequences
         whose clients have hung up end with its next step. The branch waits for room until its deadline. Nor has a slot
-        failed whose worker is away for a moment (`MOMENTARILY`).
+        failed whose worker is away for a moment (`TRANSIENT_CODES`).
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -221,7 +221,7 @@ class Fanout:
                 self._note_lie(slot, error)
                 must_wait = not context.is_over and (
                     error.code == SLOT_FULL
-                    or (error.code in MOMENTARILY and time.monotonic() < started_at + MAX_AWAY_S)
+                    or (error.code in TRANSIENT_CODES and time.monotonic() < started_at + MAX_TRANSIENT_S)
                 )
                 if not must_wait:
                     failure = BranchFailure(branch.index, error.code, error.detail)

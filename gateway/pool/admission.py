@@ -332,7 +332,8 @@ class Admission:
         slots = [slot for group in self._table.groups(reservation.model) for slot in group]
         capacity, num_free = sum(slot.max_batch for slot in slots), sum(slot.room() for slot in slots)
         shares = self._shares[reservation.model]
-        return shares.must_wait(reservation.owner, reservation.num_branches, capacity, num_free)
+        # Without a slot the request may have to be refused, which `_try_to_settle` knows.
+        return bool(slots) and shares.must_wait(reservation.owner, reservation.num_branches, capacity, num_free)
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
         pin = reservation.pin

@@ -239,7 +239,7 @@ def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_po
 def test_a_branch_waits_for_a_worker_that_stops_and_then_has_its_attempts(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, code: str, *, is_away: bool
 ) -> None:
-    monkeypatch.setattr(fanout, "MAX_AWAY_S", 0.3)
+    monkeypatch.setattr(fanout, "MAX_TRANSIENT_S", 0.3)
     begin = time.monotonic()
     pool = make_pool(lambda _: [Refusal(503, code)])
     [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
@@ -248,22 +248,10 @@ def test_a_branch_waits_for_a_worker_that_stops_and_then_has_its_attempts(
     assert (len(pool.workers[0].calls) > MAX_ATTEMPTS) == is_away
 
 
-def test_a_worker_that_stops_costs_no_retries(make_pool: MakePool) -> None:
-    """As many refusals as a busy machine may take to report its state."""
-    refusals = iter([Refusal(503, "not_ready")] * 5)
-
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        refusal = next(refusals, None)
-        yield from [refusal] if refusal else completion(request, " the sea")
-
-    pool = make_pool(respond, num_retries=0)
-    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert isinstance(result, BranchResult)
-
-
-def test_a_branch_waits_for_room_in_a_full_slot(make_pool: MakePool) -> None:
+@pytest.mark.parametrize("code", ["slot_full", "not_ready"])
+def test_a_branch_waits_for_a_slot_that_is_full_or_whose_worker_stops(make_pool: MakePool, code: str) -> None:
     """More often than a failed branch is retried, and without the budget for retries."""
-    refusals = iter([Refusal(503, "slot_full")] * 5)
+    refusals = iter([Refusal(503, code)] * 5)
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
         refusal = next(refusals, None)
@@ -272,7 +260,7 @@ def test_a_branch_waits_for_room_in_a_full_slot(make_pool: MakePool) -> None:
     pool = make_pool(respond, num_retries=0)
     [result] = start(pool, RequestContext(make_spec(num_completions=1)))
     assert isinstance(result, BranchResult)
-    assert pool.num_branches(0, "slot_full") == 5
+    assert pool.num_branches(0, code) == 5
 
 
 def test_a_branch_that_waits_for_room_ends_at_its_deadline(make_pool: MakePool) -> None:

@@ -126,6 +126,16 @@ def test_an_owner_beyond_its_share_leaves_room_while_others_use_the_model(wait: 
     assert burst[0].future.result(5)
 
 
+def test_an_owner_beyond_its_share_is_refused_where_no_slot_is_left(wait: Wait) -> None:
+    admission = make([("small", 1)], max_batch=24, queue=96)
+    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
+    admission.reserve("small", 21, soon(), owner="burst")
+    waiting = wait(admission, "small", 3, soon(), owner="burst")
+    admission.update(0, State(state="failed", reason="no such file"))
+    with pytest.raises(NotReady):
+        waiting.future.result(3)
+
+
 def test_an_owner_that_is_alone_gets_all_the_room(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
     admission = make([("small", 2)], max_batch=12, queue=96)
     admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
