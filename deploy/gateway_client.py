@@ -13,12 +13,10 @@ from typing import Any
 import httpx
 import typer
 
+from shared.certificates import ADDRESS_MISMATCH, EXPIRED, NAME_MISMATCH
 from shared.errors import SPEAKS_HTTPS, StartError, refusing_os_errors
 from shared.settings import Settings
 from shared.version import tercet_version
-
-# Codes of OpenSSL's <openssl/x509_vfy.h>.
-_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64
 
 
 def gateway_client(
@@ -95,11 +93,11 @@ def tls_problem(error: Exception, url: str | None) -> str:
     if not isinstance(cause, ssl.SSLCertVerificationError):
         remedy = "unset TERCET_TLS_CERT" if url is None else "use http:// in the URL"
         return f"does not speak HTTPS, or no version of it in common ({cause.reason}): if it serves HTTP, {remedy}."
-    if cause.verify_code == _EXPIRED:
+    if cause.verify_code == EXPIRED:
         return "has a certificate that has expired: renew it, and reload the server."
     if url is None:
         return "has another certificate than TERCET_TLS_CERT names: set it as in the environment of `tercet serve`."
-    if cause.verify_code in {_NAME_MISMATCH, _ADDRESS_MISMATCH}:
+    if cause.verify_code in {NAME_MISMATCH, ADDRESS_MISMATCH}:
         return "has a certificate for other names: use one of them in the URL."
     return (
         f"has a certificate that is not trusted here ({cause.verify_message}): if it is of your own authority, set "

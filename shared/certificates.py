@@ -1,5 +1,7 @@
-"""When certificates expire. Python's `ssl` decodes only certificates that it has verified as a peer's, so this module
-reads the one field from DER (RFC 5280, section 4.1). It verifies nothing.
+"""When certificates expire, and OpenSSL's codes for why it refuses one.
+
+Python's `ssl` decodes only certificates that it has verified as a peer's, so this module reads the one field from DER
+(RFC 5280, section 4.1). It verifies nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ import base64
 import re
 from datetime import UTC, datetime
 
+# `verify_code` of an `ssl.SSLCertVerificationError`, from OpenSSL's <openssl/x509_vfy.h>.
+EXPIRED, NAME_MISMATCH, ADDRESS_MISMATCH = 10, 62, 64
 _PEM = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
 # Tags of DER.
 _VERSION, _UTC_TIME = 0xA0, 0x17

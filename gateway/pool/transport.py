@@ -32,12 +32,12 @@ from typing import Literal, Protocol
 import httptools
 import httpx
 
+from shared.certificates import ADDRESS_MISMATCH, EXPIRED, NAME_MISMATCH
+
 READ_BYTES = 1 << 16
 # Bytes of a response's head, and of what may come between two parts of its body: sizes and extensions of chunks,
 # trailers. A worker's head has 200 bytes.
 MAX_HEAD_BYTES = 1 << 16
-# Codes of OpenSSL's <openssl/x509_vfy.h>.
-_EXPIRED, _NAME_MISMATCH, _ADDRESS_MISMATCH = 10, 62, 64
 
 
 class UntrustedPeer(httpx.ConnectError):
@@ -417,9 +417,9 @@ def _connect_error(error: OSError, timeout_s: float) -> httpx.TransportError:
     if isinstance(error, BlockingIOError | TimeoutError):
         return httpx.ConnectTimeout(f"Connect timed out after {timeout_s:g} s.")
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in {_NAME_MISMATCH, _ADDRESS_MISMATCH}:
+        if error.verify_code in {NAME_MISMATCH, ADDRESS_MISMATCH}:
             return UntrustedPeer("The certificate of the worker is for another name than TERCET_POOL has.")
-        if error.verify_code == _EXPIRED:
+        if error.verify_code == EXPIRED:
             return UntrustedPeer("The certificate of the worker has expired.")
         return UntrustedPeer(
             f"The certificate of the worker is not trusted ({error.verify_message}): TERCET_POOL_CA names the "
