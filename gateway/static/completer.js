@@ -517,8 +517,7 @@ export class Completer {
   async #requestPredictions(isAfterAcceptance) {
     const session = this.#start({ strategy: "predict" }, false);
     session.isAfterAcceptance = isAfterAcceptance;
-    const maxSuggestions = Number(session.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS);
-    await this.#complete(session, (candidates) => this.#shown.merge(candidates, maxSuggestions));
+    await this.#complete(session, (candidates) => this.#shown.merge(candidates, session.numRequested));
   }
 
   /**
@@ -549,12 +548,15 @@ export class Completer {
     }, delayMs);
   }
 
-  /** The writer thinks: show one idea, to the end of its clause. What is on show stays, unless the idea continues it. */
+  /**
+   * The writer thinks: show one idea, to the end of its clause, and list the words that were held back. What is on show
+   * stays, unless the idea continues it.
+   */
   async #requestIdea() {
     if (this.#session || this.#shown.isChosenByUser) return;
     const session = this.#start({}, false);
     session.isIdea = true;
-    await this.#complete(session, (candidates) => this.#shown.addIdea(candidates));
+    await this.#complete(session, (candidates) => this.#shown.addIdea(candidates, session.numRequested));
   }
 
   /**

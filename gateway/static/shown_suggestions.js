@@ -2,6 +2,8 @@
 // agree with the document keep their order, and move up when one before them leaves. Pure state: it does not know
 // requests, timers or the editor.
 
+import { firstWord } from "./text.js";
+
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./client.js").Sentence} Sentence */
 /** @typedef {import("./text.js").TextBefore} TextBefore */
@@ -94,13 +96,27 @@ export class ShownSuggestions {
 
   /**
    * Show an idea: the first candidate that continues what is ghost text, in its place, or the first of all if there is none.
+   * What was held back follows, as single words: a writer who stands still can read them, and their first words are right
+   * more often than what follows them.
    * @param {Candidate[]} candidates  Best first.
+   * @param {number} maxSuggestions
    */
-  addIdea(candidates) {
-    const { chosen } = this;
+  addIdea(candidates, maxSuggestions) {
+    const { chosen, candidates: shown } = this;
     const isLonger = (/** @type {string} */ rest) => rest && (!chosen || rest.startsWith(this.rest(chosen)));
     const idea = candidates.find((candidate) => isLonger(this.rest(candidate)));
-    if (idea) this.#all = [idea, ...this.#all.filter((candidate) => candidate !== chosen)];
+    const kept = idea ? [idea, ...shown.filter((candidate) => candidate !== chosen)] : shown;
+    const words = new Set(kept.map((candidate) => firstWord(this.rest(candidate)).trim()));
+    for (const candidate of this.#all.filter((each) => !shown.includes(each))) {
+      const rest = this.rest(candidate);
+      const word = firstWord(rest);
+      if (words.has(word.trim())) continue;
+      words.add(word.trim());
+      candidate.text = candidate.text.slice(0, candidate.text.length - rest.length) + word;
+      candidate.isHeldBack = false;
+      kept.push(candidate);
+    }
+    this.#all = kept.slice(0, maxSuggestions);
   }
 
   /** Choose the next candidate or the previous. @param {number} step  1: the next; −1: the previous; wraps around. */
@@ -121,8 +137,8 @@ export class ShownSuggestions {
   }
 
   /** @param {Candidate} candidate */
-  #isWorthShowing({ sentence, session }) {
-    if (session.isAfterAcceptance || session.isExplicit || session.isIdea) return true;
+  #isWorthShowing({ sentence, session, isHeldBack }) {
+    if (!isHeldBack || session.isAfterAcceptance || session.isExplicit || session.isIdea) return true;
     const numTyped = this.#before.end - session.before.end;
     return (sentence?.usefulness ?? Infinity) + numTyped >= this.minUsefulness;
   }

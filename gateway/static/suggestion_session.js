@@ -25,6 +25,8 @@ export class Candidate {
   sentence = null;
   /** The server gave this branch up, and another branch may replace it. */
   isDropped = false;
+  /** It is shown only once it is useful enough (`minUsefulness` of `ShownSuggestions`). */
+  isHeldBack = true;
   /** Since when it has been on display, on the clock of `performance.now()`; null: it is not. @type {number|null} */
   shownAtMs = null;
 
@@ -87,6 +89,11 @@ export class SuggestionSession {
     this.isExplicit = isExplicit;
   }
 
+  /** How many suggestions were requested. @returns {number} */
+  get numRequested() {
+    return Number(this.request.n_samples ?? DEFAULT_NUM_SUGGESTIONS);
+  }
+
   /** @returns {"waiting"|"streaming"|"ready"} */
   get status() {
     if (this.response) return "ready";
@@ -144,9 +151,8 @@ export class SuggestionSession {
     if (!candidate) {
       candidate = new Candidate(this, branch);
       this.candidates.push(candidate); // in order of arrival: a suggestion that is being read keeps its position
-      const numRequested = /** @type {number|undefined} */ (this.request.n_samples) ?? DEFAULT_NUM_SUGGESTIONS;
       // A replacement branch starts only after the requested branches ended, so the unfinished ones were dropped.
-      if (branch >= numRequested) this.#dropUnfinished((existing) => existing.branch < numRequested);
+      if (branch >= this.numRequested) this.#dropUnfinished((existing) => existing.branch < this.numRequested);
     }
     return candidate;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,10 +24,24 @@ def test_a_pause_brings_one_idea_to_the_end_of_its_clause(open_page: OpenPage) -
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     ghost = editor.ghost_text
     assert "\n" not in ghost.strip()
-    expect(editor.list).to_be_hidden()
     assert len(editor.ideas) == 1
     editor.press("Tab")
     assert editor.value.startswith(OPENING + ghost)
+
+
+def test_a_pause_lists_the_words_that_were_held_back(open_page: OpenPage) -> None:
+    """Where no word is worth showing while the writer types, the list has single words below the idea."""
+    editor = open_page(mode="quiet")
+    editor.type("The man looked at his watch. ")
+    until(lambda: editor.ghost_text, 10, "an idea")
+    expect(editor.list).to_be_visible()
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    idea, *words = [re.sub(r"^Alt \d\s*", "", row).split() for row in editor.suggestions]
+    assert [len(word) for word in words] == [1, 1]
+    assert len({idea[0], *(word for [word] in words)}) == 3
+    before = editor.value
+    editor.press("Alt+2")
+    assert editor.value.split() == [*before.split(), *words[0]]
 
 
 def test_an_idea_stays_while_it_is_typed(open_page: OpenPage) -> None:

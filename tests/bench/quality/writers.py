@@ -9,7 +9,7 @@ take what saves the most keys at the moment, although another choice might save 
 - page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
   types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. This writer stops to
   think before each sentence, and for a shorter time after a comma: there the editor shows an idea, and the list of the
-  others.
+  others, with the first words of those that it held back.
 - pause: suggestions at the start of each word, for a writer who pauses there; the first costs one key, another two; the
   space after it is typed.
 """
@@ -136,7 +136,7 @@ class PageWriter:
             if pause_ms and self.think:
                 idea = self.think(at)
                 if IDEA_DELAY_MS + idea.latency_ms <= pause_ms:
-                    page.add_idea(idea, now_ms + IDEA_DELAY_MS + idea.latency_ms)
+                    page.add_idea(idea, now_ms + IDEA_DELAY_MS + idea.latency_ms, num_suggestions)
                 usage += Usage(num_pauses=1, num_pauses_shown=int(bool(page.visible)))
             usage += page.count()
             now_ms += pause_ms or interval_ms
@@ -173,6 +173,12 @@ def first_clause(text: str) -> str:
     """A suggestion to the end of its first clause, as the editor cuts ideas."""
     found = _FIRST_CLAUSE.match(text)
     return (found[0] if found else text).rstrip()
+
+
+def _first_word(text: str) -> str:
+    """The first word of a suggestion, with what precedes and follows it, as arrow right takes it."""
+    found = _NEXT_WORD.match(text)
+    return found[0] if found else text
 
 
 def key_intervals_ms(seed: int) -> Iterator[float]:
@@ -223,14 +229,26 @@ class _Page:
                 self._all.append(_OnPage(suggestion, keys))
         del self._all[num_suggestions:]
 
-    def add_idea(self, answer: Answer, now_ms: float) -> None:
-        """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it."""
-        chosen = self.visible[0] if self.visible else None
+    def add_idea(self, answer: Answer, now_ms: float, num_suggestions: int) -> None:
+        """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it.
+
+        The first words of what was held back follow.
+        """
+        visible = self.visible
+        chosen = visible[0] if visible else None
         for suggestion in map(first_clause, answer.suggestions):
             if suggestion and (chosen is None or suggestion.startswith(chosen.rest)):
                 idea = _OnPage(suggestion, math.inf, is_held_back=False, visible_since_ms=now_ms + PAINT_MS)
-                self._all = [idea, *(each for each in self._all if each is not chosen)]
-                return
+                visible = [idea, *(each for each in visible if each is not chosen)]
+                break
+        words = {_first_word(each.rest).strip() for each in visible}
+        held_back = [each for each in self._all if each.usefulness + each.num_typed < self._min_usefulness]
+        for each in held_back:
+            word = _first_word(each.rest)
+            if word.strip() not in words:
+                words.add(word.strip())
+                visible.append(_OnPage(word, math.inf, is_held_back=False))
+        self._all = visible[:num_suggestions]
 
     def follow(self, typed: str) -> None:
         """A character was typed: what does not agree with it leaves."""
