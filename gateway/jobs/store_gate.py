@@ -13,12 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from shared.errors import JobsUnavailable
 
 # A call that takes longer than this shows that the store hangs. On a busy disk with two cores, erasing a request took
 # 15 ms, and a client's call, whose reads and writes alternate with an executor's erasures, up to 0.7 s. It is less than
 # every store's own timeout (2 s and more), so that a timeout counts as a hang.
 STALL_S = 1.0
+log = structlog.get_logger()
 
 
 class StoreGate:
@@ -48,10 +51,13 @@ class StoreGate:
         try:
             yield
         finally:
+            seconds = time.monotonic() - began_at
             with self._changed:
                 del self._begun_at[number]
-                self._is_hanging = time.monotonic() - began_at > STALL_S
+                was_hanging, self._is_hanging = self._is_hanging, seconds > STALL_S
                 self._changed.notify_all()
+            if seconds > STALL_S and not was_hanging:  # explains the refusals meanwhile
+                log.warning("job_store_hangs", seconds=round(seconds, 1))
 
     def _enter(self) -> int:
         with self._changed:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.jobs import executor as executor_module
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import Job
-from gateway.jobs.store_gate import StoreGate
+from gateway.jobs.store_gate import STALL_S, StoreGate
 from shared.errors import JobsUnavailable
 from tests.e2e.harness import until
 from tests.gateway.jobs.conftest import Clock, MakeQueue
@@ -106,12 +107,15 @@ def test_a_call_in_progress_for_too_long_refuses_those_that_wait_for_it() -> Non
             is_over.wait()
 
     thread = threading.Thread(target=hang)
-    thread.start()
-    is_in.wait()
-    with pytest.raises(JobsUnavailable), gate.entering():
-        pass
-    is_over.set()
-    thread.join()
+    with capture_logs() as logs:
+        thread.start()
+        is_in.wait()
+        with pytest.raises(JobsUnavailable), gate.entering():
+            pass
+        is_over.set()
+        thread.join()
+    assert [entry["event"] for entry in logs] == ["job_store_hangs"]
+    assert logs[0]["seconds"] >= STALL_S
     with gate.entering():  # the thread is free again, and finds out that the store answers
         pass
     with ThreadPoolExecutor(8) as pool:  # calls of a store that answers take turns
