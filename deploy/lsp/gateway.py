@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from deploy.gateway_client import needs_https, tls_problem
 from deploy.lsp.suggestions import Answer
 
 CONNECT_TIMEOUT_S = 2.0
@@ -48,13 +49,15 @@ class _Readiness(msgspec.Struct):
 class Gateway:
     """A Tercet server."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], url: str | None) -> None:
         """
         Args:
             options: httpx's, from `deploy.gateway_client.client_options`.
+            url: theirs.
         """
         timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         self._http = httpx.AsyncClient(**{**options, "timeout": timeout})
+        self._given_url = url
         self._url = str(options["base_url"]).rstrip("/")
         self._has_key = "Authorization" in options["headers"]
         self._has_answered = False  # the last request
@@ -102,8 +105,13 @@ class Gateway:
         except httpx.TimeoutException as error:
             raise Problem(f"The Tercet server at {self._url} does not answer in time.") from error
         except httpx.TransportError as error:
+            if problem := tls_problem(error, self._given_url):
+                raise Problem(f"The Tercet server at {self._url} {problem}") from error
             message = f"No Tercet server answers at {self._url}. Start it with `tercet serve`. {_OTHER_SERVER}"
             raise Problem(message) from error
+        if needs_https(response):
+            remedy = "name it with https://" if self._given_url else "set TERCET_TLS_CERT as in its environment"
+            raise Problem(f"The Tercet server at {self._url} serves HTTPS: {remedy}. {_OTHER_SERVER}")
         if not response.is_success and method == "POST":
             raise self._refusal(response)
         return response

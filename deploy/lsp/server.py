@@ -45,7 +45,7 @@ class TercetLanguageServer(LanguageServer):
         """
         Args:
             settings: those of this machine, which name its own server.
-            environ: holds the key, in `TERCET_API_KEY`.
+            environ: holds the key, in `TERCET_API_KEY`, or its file's name, in `TERCET_API_KEY_FILE`.
             url: the server's address, which the editor's settings cannot change.
 
         Raises:
@@ -151,9 +151,11 @@ class TercetLanguageServer(LanguageServer):
         """
         url = self._url or server_url(editor.url or None)
         # A folder's settings may name another server: the environment's key is for that of the command line, or ours.
-        key = editor.key or (self._environ.get("TERCET_API_KEY", "") if url == self._url else "")
-        options = client_options(self._settings, {"TERCET_API_KEY": key}, url, timeout_s=0)
-        self._editor, self._gateway = editor, Gateway(options)
+        keys = self._environ if url == self._url else {}
+        if editor.key:
+            keys = {"TERCET_API_KEY": editor.key}
+        options = client_options(self._settings, keys, url, timeout_s=0)
+        self._editor, self._gateway = editor, Gateway(options, url)
         self._said, self._retry_at = {}, 0.0
         for suggestions in self._documents.values():
             suggestions.forget()

@@ -21,10 +21,11 @@ import pytest
 
 from shared.api_keys import new_key
 from shared.extras import install_command
-from tests.e2e.harness import ROOT, Gunicorn, Tercet, free_port, metric, serving, until
+from tests.e2e.harness import ROOT, Gunicorn, Tercet, free_port, metric, running, serving, until
 from tests.e2e.shared_servers import SharedServer
 from tests.e2e.test_cancelling import in_flight
 from tests.lsp_client import LspClient, applied
+from tests.tls import Certificate
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the se"
@@ -282,6 +283,38 @@ def test_a_missing_and_a_wrong_key_are_reported_and_a_right_one_is_used(
     with LspClient(NEOVIM, "--url", server.url, environ=server.environ, settings=settings) as client:
         client.open(OPENING)
         assert client.inline(0, len(OPENING), is_asked=True)
+
+
+def test_the_key_may_be_in_a_file(server_with: Callable[..., SharedServer], key_path: Path, key: str) -> None:
+    server = server_with(keys=str(key_path), log="debug", api_key=key)
+    (key_path.parent / "key").write_text(f"{key}\n")
+    environ = {name: value for name, value in server.environ.items() if name != "TERCET_API_KEY"}
+    environ["TERCET_API_KEY_FILE"] = str(key_path.parent / "key")
+    with LspClient(NEOVIM, environ=environ, settings={}) as client:
+        client.open(OPENING)
+        assert client.inline(0, len(OPENING), is_asked=True)
+
+
+@pytest.mark.integration
+def test_a_problem_of_tls_is_reported(tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    with running(tmp_path / "t", certificate) as tercet:
+
+        def problem(url: str, **environ: str) -> str:
+            with LspClient(NEOVIM, environ={**tercet.environ, **environ}, settings={"url": url}) as client:
+                client.open(OPENING)
+                assert client.inline(0, len(OPENING), is_asked=True) is None
+                [(_, text)] = client.shown
+                return text.removeprefix(f"The Tercet server at {url or tercet.url} ")
+
+        plain = tercet.url.replace("https", "http")
+        assert problem(tercet.url).startswith("has a certificate that is not trusted here")
+        assert problem(plain).startswith("serves HTTPS: name it with https://")
+        other = Certificate(tmp_path, "other").cert
+        assert problem("", TERCET_TLS_CERT=str(other)).startswith("has another certificate than TERCET_TLS_CERT names")
+        with LspClient(NEOVIM, environ=tercet.environ, settings={}) as client:
+            client.open(OPENING)
+            assert client.inline(0, len(OPENING), is_asked=True)
 
 
 @pytest.mark.integration
