@@ -320,6 +320,7 @@ def test_axe_finds_no_violation_while_a_writer_types(open_page: OpenPage, contex
     found = violations(editor.page)
     editor.press("Control+a", "Delete")
     type_until_shown(editor)
+    editor.press("Alt+Enter")  # a busy machine may have predicted one suggestion, which needs no list
     expect(editor.list).to_be_visible()
     found += violations(editor.page)
     assert not found
