@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "build" / "test-all"
+COUNTS = re.compile(r"\d+ (passed|failed|skipped|errors?)\b")
 PYTEST = (sys.executable, "-m", "pytest", "-rs", "--hypothesis-profile=full")
 # Suites by name, with the longest time that each may take, in minutes.
 SUITES: dict[str, tuple[float, tuple[str, ...]]] = {
@@ -45,7 +47,7 @@ class Result:
 
     Attributes:
         tree: digest of the working tree that was tested.
-        last_line: what the suite printed last, such as pytest's counts.
+        last_line: pytest's counts; of another suite, what it printed last.
     """
 
     suite: str
@@ -102,8 +104,9 @@ def run(suite: str, tree: str) -> Result:
                 end_session(process.pid)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    lines = log.read_text(errors="replace").split("\n")
-    last_line = next((line.strip("= ") for line in reversed(lines) if line.strip() and not line.startswith("make")), "")
+    lines = [line.strip("= ") for line in log.read_text(errors="replace").split("\n")]
+    counts = [line for line in lines if COUNTS.match(line)]  # of pytest, which may print warnings after them
+    last_line = next((line for line in reversed(counts or lines) if line and not line.startswith("make")), "")
     result = Result(suite, tree, exit_code, round((time.monotonic() - began) / 60, 1), last_line[:160])
     (RESULTS / f"{suite}.json").write_text(json.dumps(asdict(result)))
     return result
