@@ -11,8 +11,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from tests.chaos.http_client import LOOPBACK, Answer, Connection, completion_request, exchange, request_bytes
@@ -197,6 +199,7 @@ def flat_usage_over_cycles(context: Context, findings: Findings) -> None:
                 wait_until_replaced(tercet, [victim], REPLACE_S)
                 clients.wait_for(num_each)
                 with clients.paused():
+                    _fill_slots(tercet.port)
                     time.sleep(SETTLE_S)
                     measured.append(_all_usages(tercet))
         lost = _lost_jobs(tercet, clients.jobs)
@@ -208,9 +211,9 @@ def flat_usage_over_cycles(context: Context, findings: Findings) -> None:
     }
     findings.none_of("failed requests", dict(clients.faults))
     findings.none_of("lost jobs", lost)
-    # Threads and connections are made when they are needed first, so an age has no exact number of them: a leak is what
-    # the least of the last cycles has more than the most of the first. Which slot has the gateway's connections is
-    # chance, too, so the slots are compared together.
+    # Threads are made when they are needed first, so an age has no exact number of them: a leak is what the least of
+    # the last cycles has more than the most of the first. Which slot has the gateway's connections is chance, too, so
+    # the slots are compared together.
     first, last = measured[: NUM_CYCLES // 2], measured[-(NUM_CYCLES // 2) :]
     for name in [name for name in measured[0] if name != "slots"]:
         most, least = _extreme(max, first, name), _extreme(min, last, name)
@@ -219,6 +222,15 @@ def flat_usage_over_cycles(context: Context, findings: Findings) -> None:
         most, least = _extreme(max, first, name), _extreme(min, last, name)
         findings.at_most(f"{name}: descriptors grown", least.num_descriptors - most.num_descriptors, 0)
         findings.at_most(f"{name}: threads grown", least.num_threads - most.num_threads, 0)
+
+
+def _fill_slots(port: int) -> None:
+    """Send what fills both slots at once: each cycle's gateway then has as many connections to them as it may have,
+    where clients alone leave their number to chance."""
+    with ThreadPoolExecutor(MAX_BATCH) as pool:
+        requests = [completion_request(f"Wall {number}", length=30, n_samples=3) for number in range(MAX_BATCH)]
+        statuses = Counter(answer.status for answer in pool.map(partial(exchange, port), requests))
+    assert statuses == {200: MAX_BATCH}, statuses
 
 
 def _extreme(choose: Callable[[Iterable[int]], int], cycles: list[dict[str, Usage]], name: str) -> Usage:
