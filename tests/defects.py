@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
+KERNELS = "workers/engine/cpu/compiled"
 CI_TIERS = "not full and not clients and not deploy"  # what `.ci/run` runs
 PASSED = 0  # exit code of pytest
 
@@ -101,9 +102,11 @@ DEFECTS = [
         "page",
         "undo reaches into the document that was open before, and garbles the text",
         "b87dc60",
-        "gateway/static/open_document.js",
-        "this.replaceText(text);",
-        "this.#replaceText(text);",
+        "gateway/static/text_editor.js",
+        "view.dispatch({ effects: this.#history.reconfigure([]) });\n    view.dispatch({\n"
+        "      changes: { from: 0, to: length, insert },\n      selection: { anchor, head },\n"
+        "      annotations: Transaction.addToHistory.of(false),\n    });",
+        "view.dispatch({ changes: { from: 0, to: length, insert }, selection: { anchor, head } });",
         "tests/browser/test_documents.py::test_undo_does_not_reach_into_another_document",
     ),
     Defect(
@@ -111,8 +114,8 @@ DEFECTS = [
         "text that once did not fit into the browser's storage is lost although there is room",
         "7981891",
         "gateway/static/documents.js",
-        "this.#saveUnsaved();\n    return !",
-        "if (save(DOCUMENT + document.id, document)) this.#unsaved.delete(document.id);\n    return !",
+        "Array.from(this.#unsaved.values())",
+        "Array.from(this.#unsaved.values()).slice(-1)",
         "tests/browser/test_documents.py::test_a_full_storage_is_said_and_the_text_can_be_downloaded",
     ),
     Defect(
@@ -137,13 +140,14 @@ DEFECTS = [
 
 
 def copy_tree(target: Path) -> None:
-    """Copy the files of the working tree that git does not ignore, as they are."""
+    """Copy the files of the working tree that git does not ignore, as they are, and the compiled kernels."""
     listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():  # not removed since it was added
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
+    shutil.copytree(ROOT / KERNELS, target / KERNELS)  # of the same sources: no defect is in them
 
 
 def run_tests(tree: Path, *tests: str) -> tuple[int, str]:

@@ -105,7 +105,7 @@ def test_memory() -> None:
 
 def test_writer() -> None:
     document, _ = run("writer", "--quick", "--writers", "2", "--keys-per-second", "20")
-    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "distinct"}
+    assert {row["part"] for row in document["rows"]} == {"stream", "typing", "crowd", "distinct"}
 
 
 def test_typist() -> None:

@@ -133,6 +133,8 @@ def test_kate_lists_words_and_inserts_one(tercet: Tercet, tmp_path: Path) -> Non
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     environ["XDG_RUNTIME_DIR"] = str(runtime)
+    # None: a session bus that Kate starts by itself may end before it, and Kate's window with it.
+    environ["DBUS_SESSION_BUS_ADDRESS"] = f"unix:path={runtime}/none"
 
     def do(*arguments: str) -> str:
         done = subprocess.run(["xdotool", *arguments], capture_output=True, text=True, check=False, env=environ)
