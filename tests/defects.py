@@ -105,7 +105,8 @@ DEFECTS = [
         "gateway/static/text_editor.js",
         "view.dispatch({ effects: this.#history.reconfigure([]) });\n    view.dispatch({\n"
         "      changes: { from: 0, to: length, insert },\n      selection: { anchor, head },\n"
-        "      annotations: Transaction.addToHistory.of(false),\n    });",
+        "      annotations: Transaction.addToHistory.of(false),\n    });\n"
+        "    view.dispatch({ effects: this.#history.reconfigure(history()) });",
         "view.dispatch({ changes: { from: 0, to: length, insert }, selection: { anchor, head } });",
         "tests/browser/test_documents.py::test_undo_does_not_reach_into_another_document",
     ),

@@ -247,12 +247,14 @@ def test_the_undo_of_clear_returns_to_its_document(editor: Editor) -> None:
 def test_undo_does_not_reach_into_another_document(editor: Editor) -> None:
     editor.type("One")
     start_new(editor)
-    editor.press("Control+z", "Control+z")
-    assert editor.value == ""
+    for _ in range(2):
+        editor.press("Control+z")
+        assert editor.value == ""
     editor.type("Two")
     open_list(editor).get_by_text("One").click()
-    editor.press("Control+z", "Control+z", "Control+Shift+Z")
-    assert editor.value == "One"
+    for key in ("Control+z", "Control+z", "Control+Shift+Z"):  # after three keys a garbled text may be whole again
+        editor.press(key)
+        assert editor.value == "One"
 
 
 def test_a_notice_stays_for_ten_seconds_and_while_it_is_pointed_at(editor: Editor) -> None:
