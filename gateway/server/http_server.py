@@ -66,6 +66,7 @@ log = structlog.get_logger()
 # that waits wakes up as often, so a shorter interval costs CPU time (docs/PERFORMANCE.md, CPU per answer).
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
+STOP_POLL_S = 0.05  # and during a stop, which passes several of them one after the other
 # Requests that are not complete yet, of all connections together; a connection that holds little is not refused.
 MAX_BUFFERED_BYTES = 256 << 20
 MAX_UNCOUNTED_BYTES = 8 << 10
@@ -216,7 +217,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         listeners = {listener.fileno(): listener for listener in self.sockets}
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
-            events = self._poller.poll(POLL_S)
+            events = self._poller.poll(POLL_S if self._stop_began_at is None else STOP_POLL_S)
             now = time.monotonic()
             for descriptor, _ in events:
                 if descriptor == self.method_queue.fileno():
