@@ -236,7 +236,8 @@ def fields_of(annotation: Any) -> dict[str, Any]:
 
 def replace_lone_surrogates(raw: bytes) -> bytes:
     """The body with U+FFFD in place of each half of a surrogate pair. Its length stays, so positions in errors do."""
-    if b"\\ud" in raw or b"\\uD" in raw:
+    # A search for one byte is many times as fast as one for several.
+    if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw):
         raw = _SURROGATES.sub(lambda match: match[0] if match[2] else match[1] + rb"\ufffd", raw)
     return _ENCODED_SURROGATE.sub("\ufffd".encode(), raw) if b"\xed" in raw else raw
 

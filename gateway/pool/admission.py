@@ -330,10 +330,12 @@ class Admission:
 
     def _must_leave_room(self, reservation: _Reservation) -> bool:
         slots = [slot for group in self._table.groups(reservation.model) for slot in group]
-        capacity, num_free = sum(slot.max_batch for slot in slots), sum(slot.room() for slot in slots)
+        capacity = sum(slot.shared_batch for slot in slots)
         shares = self._shares[reservation.model]
         # Without a slot the request may have to be refused, which `_try_to_settle` knows.
-        return bool(slots) and shares.must_wait(reservation.owner, reservation.num_branches, capacity, num_free)
+        return bool(slots) and shares.must_wait(
+            reservation.owner, reservation.num_branches, capacity, self._num_waiting
+        )
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
         pin = reservation.pin

@@ -1,14 +1,17 @@
 """The part of a model's room that one owner (API key) may fill while others use the model too.
 
 A request that waits for room waits for sequences to end, not for its turn: where one owner fills all slots with long
-prompts, the next request of another waits for a whole generation, however fair the queue is. So an owner beyond its
-equal share of the room leaves some free. No lock: `Admission` holds its own.
+prompts, the next request of another waits for a whole generation, however fair the queue is. And on a CPU each sequence
+makes the steps of all others longer. So an owner beyond its equal share of the room leaves some free for those that
+want no more than theirs. Where all want more, they fill the room together: none of them would be answered sooner.
+No lock: `Admission` holds its own.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 # An owner beyond its share leaves an eighth of the room to others. Of the default batch it is six branches, two
 # requests of three: one for a request that comes, and one for the next, before a sequence of the first has ended.
@@ -22,6 +25,7 @@ class OwnerShares:
 
     def __init__(self) -> None:
         self._num_branches: Counter[str] = Counter()
+        self._num_in_flight = 0  # of all owners
         self._seen_at: OrderedDict[str, float] = OrderedDict()  # of recent owners, the last seen at the end
 
     def note(self, owner: str) -> None:
@@ -35,21 +39,33 @@ class OwnerShares:
     def add(self, owner: str, num_branches: int) -> None:
         """Count branches that have got room."""
         self._num_branches[owner] += num_branches
+        self._num_in_flight += num_branches
 
     def remove(self, owner: str) -> None:
         """A branch has given its room back."""
+        self._num_in_flight -= 1
         self._num_branches[owner] -= 1
         if self._num_branches[owner] <= 0:
             del self._num_branches[owner]
 
-    def must_wait(self, owner: str, num_branches: int, capacity: int, num_free: int) -> bool:
-        """Whether this many branches more would exceed the owner's share and leave too little room to others.
+    def must_wait(self, owner: str, num_branches: int, capacity: int, num_waiting: Mapping[str, int]) -> bool:
+        """Whether this many branches more would exceed the owner's share and leave too little room to one that wants no
+        more than its own.
 
         Args:
-            capacity: branches that the model's slots hold together; `num_free`: those of them that have room now.
+            capacity: branches that the model's slots may hold together while such owners use them.
+            num_waiting: branches that wait for room, by owner.
         """
         num_owners = len(self._seen_at)
         has = self._num_branches.get(owner, 0)
         if num_owners < 2 or not has:
             return False
-        return has + num_branches > capacity // num_owners and num_free - num_branches < capacity // HEADROOM_DIVISOR
+        share = capacity // num_owners
+        if has + num_branches <= share:
+            return False
+        if self._num_in_flight + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
+            return False
+        return any(
+            other != owner and self._num_branches.get(other, 0) + num_waiting.get(other, 0) <= share
+            for other in self._seen_at
+        )

@@ -24,10 +24,8 @@ NUM_OTHERS = 2  # clients of the other key
 MIB_TEXT = "The old man looked at the sea, and said nothing. " * 21_000
 JOB = {"context": "The old man looked at the sea and", "length": 4, "n": 1}
 PROMPT = {"prompt": "The old man"}
-QUIET_S = 2.0
-COMPLETIONS = "/autocomplete, 1 MB"
-# On a CPU each sequence of a batch makes the step of all others longer. With batches of this size by little.
-NARROW_BATCH = 12
+# Answers whose p99 is compared: of the calm before, and of each burst, which is sent again until there are as many.
+NUM_COMPARED = 100
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ def _json(value: object) -> bytes:
 TOKENIZE = ("POST", "/tokenize", _json(PROMPT))
 MAX_LENGTH = {"inputs": MIB_TEXT, "parameters": {"max_length": 20, "truncate": 8}}
 BURSTS = {
-    "/tokenize, 1 MB": Burst("POST", "/tokenize", _json({"inputs": MIB_TEXT}), 60, TOKENIZE),
+    "/tokenize, 1 MB": Burst("POST", "/tokenize", _json({"inputs": MIB_TEXT}), 30, TOKENIZE),
     "/tokenize, 18 kB": Burst("POST", "/tokenize", _json({"prompt": MIB_TEXT[:18_000]}), 150, TOKENIZE),
-    "max_length, 1 MB": Burst("POST", "/generate", _json(MAX_LENGTH), 60, TOKENIZE),
+    "max_length, 1 MB": Burst("POST", "/generate", _json(MAX_LENGTH), 30, TOKENIZE),
     "POST /jobs": Burst("POST", "/jobs", _json(JOB), 150, ("POST", "/jobs", _json(JOB))),
     "GET /jobs/unknown": Burst("GET", "/jobs/{}", b"", 150, ("POST", "/jobs", _json(JOB))),
     "/feedback, 1 MB": Burst(
@@ -66,7 +64,7 @@ BURSTS = {
     ),
     "reads": Burst("GET", "/metrics", b"", 150, ("GET", "/docs", b"")),
     "unknown paths, 1 MB": Burst("POST", "/nothing/{}", MIB_TEXT.encode()[: 1 << 20], 60, ("GET", "/docs", b"")),
-    COMPLETIONS: Burst("POST", "/autocomplete", _json({"context": MIB_TEXT, "length": 1}), 60),
+    "/autocomplete, 1 MB": Burst("POST", "/autocomplete", _json({"context": MIB_TEXT, "length": 1}), 60),
 }
 
 
@@ -99,7 +97,8 @@ def keep_others_served(context: Context, findings: Findings) -> None:
     settings = {"key_concurrency": "0", "ack_ms": "1000", "client_timeout_s": "60"}
     settings |= {"keys": str(path), "api_key": keys["other"]["x-api-key"]}
     tercet = context.shared(**settings)
-    with closing(_Row(tercet, keys, findings)) as row:
+    num_compared = 10 if context.size == "short" else NUM_COMPARED
+    with closing(_Row(tercet, keys, num_compared, findings)) as row:
         row.calm()
         for name in BURSTS:
             row.measure(name, [name], share=1 / 3 if context.size == "short" else 1.0)
@@ -108,18 +107,14 @@ def keep_others_served(context: Context, findings: Findings) -> None:
             for pair in itertools.combinations(BURSTS, 2):
                 row.measure(" + ".join(pair), [*pair], share=1 / 3)
         row.report()
-    if context.size != "short":
-        with closing(_Row(context.shared(**settings, max_batch=str(NARROW_BATCH)), keys, findings)) as row:
-            row.calm()
-            row.measure(COMPLETIONS, [COMPLETIONS])
-            row.report_narrow()
 
 
 class _Row:
     """The other key's answers while one key bursts."""
 
-    def __init__(self, tercet: Tercet, keys: dict[str, dict[str, str]], findings: Findings) -> None:
+    def __init__(self, tercet: Tercet, keys: dict[str, dict[str, str]], num_compared: int, findings: Findings) -> None:
         self._tercet, self._keys, self._findings = tercet, keys, findings
+        self._num_compared = num_compared
         self._pids = _pids(tercet)
         self._calm_ms = 0.0
         self._failed: Counter[str] = Counter()
@@ -134,7 +129,10 @@ class _Row:
         self._processes.shutdown()
 
     def calm(self) -> None:
-        self._calm_ms = milliseconds(self._load().run_for(QUIET_S), 0.99)
+        load = self._load()
+        with load.running():
+            load.wait_for(self._num_compared)
+        self._calm_ms = milliseconds(load.answers, 0.99)
 
     def _load(self) -> Load:
         headers = self._keys["other"]
@@ -161,8 +159,10 @@ class _Row:
             over = threading.Event()
             pool = stack.enter_context(ThreadPoolExecutor(2))
             others = [] if fault else [pool.submit(self._others, BURSTS[burst], over) for burst in bursts]
-            sending = [self._send(burst, share) for burst in bursts]
-            answers = [answer for future in sending for answer in future.result()]
+            answers: list[Answer] = []
+            while len(load.answers) < self._num_compared:
+                sending = [self._send(burst, share) for burst in bursts]
+                answers += [answer for future in sending for answer in future.result()]
             over.set()
             load.wait_for(2 * NUM_OTHERS)
             for future in others:
@@ -205,17 +205,13 @@ class _Row:
     def report(self) -> None:
         worst = max(self._ratios, key=lambda name: self._ratios[name])
         self._findings.figures |= {
-            "bursts": len(self._ratios),
+            "kinds of bursts": len(self._ratios),
             "requests in bursts": self._num_burst,
             "answers to the other key": self._num_answers,
             "calm p99 ms": self._calm_ms,
         }
         self._findings.none_of("failed", dict(self._failed))
         self._findings.at_most(f"p99 / calm ({worst})", self._ratios[worst], 2.0, is_speed=True)
-
-    def report_narrow(self) -> None:
-        self._findings.none_of("failed with narrow batches", dict(self._failed))
-        self._findings.figures[f"p99 / calm ({COMPLETIONS}) with batches of {NARROW_BATCH}"] = self._ratios[COMPLETIONS]
 
 
 def _pids(tercet: Tercet) -> list[float]:

@@ -21,12 +21,13 @@ WARM = State(state="warm", ms_per_token=1.0)
 def make(
     models: list[tuple[str, int]],
     *,
+    device: str = "cpu",
     max_batch: int = 3,
     queue: int = 6,
     warm: bool = True,
     max_down_s: float = MAX_DOWN_S,
 ) -> Admission:
-    plan = Plan({}, [], make_slots(["cpu"], models, Path("/run"), max_batch))
+    plan = Plan({}, [], make_slots([device], models, Path("/run"), max_batch))
     admission = Admission(plan, "auto", queue, max_down_s)
     for slot in plan.slots if warm else ():
         admission.update(slot.index, WARM)

@@ -110,7 +110,7 @@ def test_a_model_that_fails_while_a_request_waits_refuses_it(wait: Wait) -> None
 
 
 def test_an_owner_beyond_its_share_leaves_room_while_others_use_the_model(wait: Wait) -> None:
-    admission = make([("small", 2)], max_batch=12, queue=96)
+    admission = make([("small", 2)], device="cuda:0", max_batch=12, queue=96)
     admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
     burst = [wait(admission, "small", 3, soon(), owner="burst") for _ in range(10)]
     assert sum(admission.in_flight()) == 21
@@ -124,6 +124,26 @@ def test_an_owner_beyond_its_share_leaves_room_while_others_use_the_model(wait: 
             admission.release(slot, owner="burst")
     assert sum(admission.in_flight()) == 3
     assert burst[0].future.result(5)
+
+
+def test_an_owner_beyond_its_share_leaves_a_cpu_to_others(wait: Wait) -> None:
+    admission = make([("small", 2)], max_batch=48, queue=96)
+    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
+    for _ in range(10):
+        wait(admission, "small", 3, soon(), owner="burst")
+    assert sum(admission.in_flight()) == 9  # of two blocks of six rows, without an eighth
+    for _ in range(2):
+        admission.reserve("small", 3, soon(), owner="other")  # at once
+    assert sum(admission.in_flight()) == 15
+
+
+def test_owners_that_all_want_more_than_their_share_fill_the_room_together(wait: Wait) -> None:
+    admission = make([("small", 2)], max_batch=12, queue=96)
+    for _ in range(6):
+        wait(admission, "small", 3, soon(), owner="one")
+    for _ in range(6):
+        wait(admission, "small", 3, soon(), owner="two")
+    assert admission.in_flight() == [12, 12]
 
 
 def test_an_owner_beyond_its_share_is_refused_where_no_slot_is_left(wait: Wait) -> None:
