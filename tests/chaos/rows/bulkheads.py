@@ -6,6 +6,7 @@ import itertools
 import json
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -24,8 +25,10 @@ NUM_OTHERS = 2  # clients of the other key
 MIB_TEXT = "The old man looked at the sea, and said nothing. " * 21_000
 JOB = {"context": "The old man looked at the sea and", "length": 4, "n": 1}
 PROMPT = {"prompt": "The old man"}
-# Answers whose p99 is compared: of the calm before, and of each burst, which is sent again until there are as many.
+# Answers whose p99 is compared: of the calm before, and of each burst, which is sent again until there are as many, at
+# most once in this time. Without a pause it would be a flood, of more requests than the machine can refuse.
 NUM_COMPARED = 100
+PERIOD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,10 @@ class _Row:
             others = [] if fault else [pool.submit(self._others, BURSTS[burst], over) for burst in bursts]
             answers: list[Answer] = []
             while len(load.answers) < self._num_compared:
+                next_at = time.monotonic() + PERIOD_S
                 sending = [self._send(burst, share) for burst in bursts]
                 answers += [answer for future in sending for answer in future.result()]
+                time.sleep(max(0.0, next_at - time.monotonic()))
             over.set()
             load.wait_for(2 * NUM_OTHERS)
             for future in others:

@@ -18,7 +18,7 @@ from tests.chaos.measure import Context, Findings
 from tests.e2e.harness import ROOT, usages
 
 EMBEDDED = ROOT / "workers/checkpoints/embedded"
-NUM_CLIENTS, NUM_WARM_UP_CLIENTS = 6, 12
+NUM_CLIENTS, NUM_WARM_UP_CLIENTS = 6, 24
 MAX_GROWTH_MB = 5.0
 # Of a worker's KV cache. By default it is 30 % of the memory, taken as it is used: it would grow all the time.
 CACHE_MB, MAX_BATCH = 112, 12
