@@ -25,7 +25,6 @@ class OwnerShares:
 
     def __init__(self) -> None:
         self._num_branches: Counter[str] = Counter()
-        self._num_in_flight = 0  # of all owners
         self._seen_at: OrderedDict[str, float] = OrderedDict()  # of recent owners, the last seen at the end
 
     def note(self, owner: str) -> None:
@@ -39,11 +38,9 @@ class OwnerShares:
     def add(self, owner: str, num_branches: int) -> None:
         """Count branches that have got room."""
         self._num_branches[owner] += num_branches
-        self._num_in_flight += num_branches
 
     def remove(self, owner: str) -> None:
         """A branch has given its room back."""
-        self._num_in_flight -= 1
         self._num_branches[owner] -= 1
         if self._num_branches[owner] <= 0:
             del self._num_branches[owner]
@@ -63,7 +60,7 @@ class OwnerShares:
         share = capacity // num_owners
         if has + num_branches <= share:
             return False
-        if self._num_in_flight + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
+        if self._num_branches.total() + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
             return False
         return any(
             other != owner and self._num_branches.get(other, 0) + num_waiting.get(other, 0) <= share

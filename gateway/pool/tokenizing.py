@@ -27,7 +27,7 @@ from shared.protocol import TokenizeResponse
 
 # Texts at a time. While the gateway reads and encodes the tokens of the largest text, a MiB with a token for each byte,
 # it holds some 300 MB, and other threads wait for the interpreter. Beside 60 texts of 1 MB, the p99 of completions of
-# another key was 257 to 312 ms with two at a time, and 225 to 233 ms with one (126 to 166 ms without texts; two cores).
+# another key was 257 to 312 ms with two at a time, and 225 to 233 ms with one (measured by hand, two cores).
 MAX_TEXTS = 1
 # Texts that wait, each with a thread. As many as GATEWAY_RESERVE_THREADS of gunicorn.conf.py, which are the threads
 # that completions leave: texts of requests with `max_length` wait in those of completions.
