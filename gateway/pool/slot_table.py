@@ -30,8 +30,8 @@ ASIDE_S = 10.0
 # Each of several gateways has its share of a worker's batch, but room for a request where the batch has so much.
 MIN_SHARE = 3
 # Rows of a CPU's step that share each block of weights while it is in registers (`workers/engine/cpu`). Six take 0.9 to
-# 1.7 times as long as the three of one request, nine 1.2 to 2.7 times, 36 up to 9.5 times (measured by hand: embedded and
-# small, fp32 and int8, after 64 and 900 tokens; AMD EPYC, Zen 4, one core).
+# 1.7 times as long as the three of one request, nine 1.2 to 2.7 times, 36 up to 9.5 times (measured by hand: embedded
+# and small, fp32 and int8, after 64 and 900 tokens; AMD EPYC, Zen 4, one core).
 CPU_BLOCK_ROWS = 6
 
 
