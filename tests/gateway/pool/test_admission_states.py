@@ -40,7 +40,7 @@ class AdmissionHistory(RuleBasedStateMachine):
         self.admission = make([("small", 2), ("medium", 1)], max_batch=MAX_BATCH, queue=QUEUE_BOUND)
         self.pool = ThreadPoolExecutor(QUEUE_BOUND + MAX_BATCH)  # more than can wait
         self.waiting: list[Request] = []
-        self.running: list[int] = []  # the slot of each branch in flight
+        self.running: list[tuple[int, str]] = []  # the slot and the owner of each branch in flight
 
     def teardown(self) -> None:
         for request in self.waiting:
@@ -63,9 +63,10 @@ class AdmissionHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(self.running))
-        self.running.remove(slot)
-        self.admission.release(slot)
+        branch = data.draw(st.sampled_from(self.running))
+        self.running.remove(branch)
+        slot, owner = branch
+        self.admission.release(slot, owner=owner)
         assert not any(request.result.exception() for request in self._settled())
 
     @precondition(lambda self: self.waiting)
@@ -90,7 +91,7 @@ class AdmissionHistory(RuleBasedStateMachine):
                 slots = request.result.result()
                 assert len(slots) == request.num_branches
                 assert set(slots) <= set(SLOTS[request.model])
-                self.running += slots
+                self.running += [(slot, request.owner) for slot in slots]
         return settled
 
     def _branches_by_owner(self, requests: list[Request]) -> Counter[str]:
@@ -101,7 +102,7 @@ class AdmissionHistory(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_has_more_than_its_batch(self) -> None:
-        running = Counter(self.running)
+        running = Counter(slot for slot, _owner in self.running)
         assert self.admission.in_flight() == [running[index] for index in range(3)]
         assert max(self.admission.in_flight()) <= MAX_BATCH
 
