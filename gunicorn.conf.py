@@ -31,7 +31,7 @@ from shared.masters.startup import (
 )
 from shared.masters.worker_life import WorkerLife
 from shared.plan import PLAN_FILE, write_plan
-from shared.process import forbid_core_dumps, forbid_core_files, raise_descriptor_limit
+from shared.process import forbid_core_dumps, forbid_core_files, map_large_blocks, raise_descriptor_limit
 from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
@@ -207,3 +207,5 @@ def post_fork(server: Any, worker: Any) -> None:
             if listener not in own:
                 listener.close()
         worker.sockets = own
+    else:
+        map_large_blocks()  # not in a worker: torch takes and frees large blocks at each step

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 _PR_SET_DUMPABLE = 4  # <linux/prctl.h>
+_M_MMAP_THRESHOLD = -3  # <malloc.h>
+# glibc's default before it has adapted it.
+MMAP_THRESHOLD_BYTES = 128 << 10
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 1)  # only glibc has it
 prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)  # only Linux has it
 
 
@@ -22,6 +26,16 @@ def forbid_core_dumps() -> None:
     """A core dump would hold prompts and keys. The limit covers dumps to files; the flag also those to a handler."""
     forbid_core_files()
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def map_large_blocks() -> None:
+    """Keep memory blocks of at least `MMAP_THRESHOLD_BYTES` out of the heap, for good.
+
+    glibc maps large blocks outside its heap, but raises its threshold to the size of each that is freed, up to 32 MiB
+    (mallopt(3)). Blocks of megabytes that come and go, like tables that grow and bodies of requests, are then cut out
+    of the heap, where small blocks that stay fill the gaps, and the heap grows.
+    """
+    _mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def proportional_set_size(pid: int | None = None, field: Literal["Pss", "Pss_Anon"] = "Pss") -> int:

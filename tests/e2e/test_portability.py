@@ -22,7 +22,7 @@ for module, names in {
     for name in names.split():
         delattr(import_module(module), name)
 def find_portable(library, name, find=ctypes.CDLL.__getattr__):
-    return find(library, "absent" if name in {"malloc_trim", "prctl"} else name)
+    return find(library, "absent" if name in {"malloc_trim", "mallopt", "prctl"} else name)
 ctypes.CDLL.__getattr__ = find_portable
 """
 
