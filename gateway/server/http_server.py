@@ -67,6 +67,7 @@ log = structlog.get_logger()
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
 STOP_POLL_S = 0.05  # and during a stop, which passes several of them one after the other
+MIN_POLL_S = 0.001  # a large request whose time has come may have to wait for another class
 # Requests that are not complete yet, of all connections together; a connection that holds little is not refused.
 MAX_BUFFERED_BYTES = 256 << 20
 MAX_UNCOUNTED_BYTES = 8 << 10
@@ -77,17 +78,20 @@ MAX_CONNECTIONS = 10_000
 CLIENT_SHARE = 0.6
 # Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
 # milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
-# answer no more requests a second. Of those that tokenize, one has a turn (MAX_TEXTS in gateway/pool/tokenizing.py),
-# three parse or encode; of those for jobs, as many may wait for a store (MAX_CALLS in gateway/jobs/store.py).
+# answer no more requests a second. Of those that tokenize, two have a turn (MAX_TEXTS in gateway/pool/tokenizing.py),
+# the others parse or encode; of those for jobs, as many may wait for a store (MAX_CALLS in gateway/jobs/store.py).
+# Large requests have half of them, because they may take seconds.
 MAX_SMALL = 4
+MAX_LARGE = 2
 # Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
 # them in time, and its load moves to the others.
 MAX_CHECKING = 2
 # Requests of clients that send the next one before they have read the last response are answered by few threads, and
 # after completions: no client in use does it, and a flood of them would cost the others their turn.
 MAX_PIPELINING = 4
-# A completion that finds no free thread for this long is refused. There are threads for all completions that may run or
-# wait, so without one it would be refused anyway. Other requests wait as long as a request may take, without a thread.
+# A completion that finds no free thread for this long is refused, and a large one somewhat later. There are threads for
+# all completions that may run or wait, so without one it would be refused anyway. Other requests wait as long as a
+# request may take, without a thread.
 MAX_READY_WAIT_S = 0.2
 # Share of the bytes that may be buffered which the requests of one class may have while they wait for a thread, 32 of
 # the largest by default: all classes together leave a quarter to requests that are not complete. Of completions more
@@ -199,7 +203,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
         timeout_s = self.settings.limits.timeout_s
         of_class, of_completions = int(CLASS_SHARE * MAX_BUFFERED_BYTES), int(COMPLETIONS_SHARE * MAX_BUFFERED_BYTES)
-        self._work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class) for work in SMALL_CLASSES}
+        self._work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class, MAX_LARGE) for work in SMALL_CLASSES}
         self._work[Work.COMPLETIONS] = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
         self._work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * self._max_connections)
         self._work[Work.PIPELINED] = WorkQueue(MAX_PIPELINING, float("inf"), of_class)
@@ -217,7 +221,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         listeners = {listener.fileno(): listener for listener in self.sockets}
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
-            events = self._poller.poll(POLL_S if self._stop_began_at is None else STOP_POLL_S)
+            events = self._poller.poll(self._poll_s(time.monotonic()))
             now = time.monotonic()
             for descriptor, _ in events:
                 if descriptor == self.method_queue.fileno():
@@ -226,6 +230,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._accept(listeners[descriptor], now)
                 elif (connection := self._connections.get(descriptor)) is not None:
                     self._advance(connection, now)
+            for work, queue in self._work.items():
+                if queue.resumes_at <= now:
+                    self._start_answers(work, now)
             if self.life.must_drain:
                 self._begin_drain()
             if now >= sweep_at:
@@ -240,6 +247,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             connection.abort()
         self.life.end()
         self.wsgi.end_stop(JOBS_STOP_S)
+
+    def _poll_s(self, now: float) -> float:
+        """The longest time until deadlines are looked at again, or a large request may begin."""
+        resumes_at = min(queue.resumes_at for queue in self._work.values())
+        return min(POLL_S if self._stop_began_at is None else STOP_POLL_S, max(MIN_POLL_S, resumes_at - now))
 
     def _is_finished(self, now: float) -> bool:
         """Advance a stop that has begun; whether the process may exit."""
@@ -291,7 +303,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     connection.abort()  # its thread fails at the next send
                 elif age_s > timeout_s:
                     self._close(connection)
-            elif phase is Phase.READY and age_s > (queue := self._work[connection.work]).max_wait_s:
+            elif phase is Phase.READY and (queue := self._work[connection.work]).is_late(connection, now):
                 queue.remove(connection)
                 self._refuse_waiting(connection, "All threads of this server are in use.", now)
             elif phase is Phase.READING and age_s > timeout_s:
@@ -422,7 +434,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """Hand requests of a class that wait to free threads."""
         if work is Work.PIPELINED and self._work[Work.COMPLETIONS].has_waiting:
             return
-        while (connection := self._work[work].take()) is not None:
+        while (connection := self._work[work].take(now)) is not None:
             self._threads.submit(self._answer, connection, self._take_request(connection, now))
         if work is Work.COMPLETIONS and self._work[Work.PIPELINED].has_waiting:
             self._start_answers(Work.PIPELINED, now)
@@ -483,7 +495,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _finish(self, connection: Connection, keeps_connection: bool) -> None:
         """A thread has answered."""
         work, owner = connection.work, connection.owner
-        self._work[work].num_answering -= 1
+        self._work[work].finish(connection)
         now = time.monotonic()
         try:
             step = connection.finish_response(now, keeps_connection=keeps_connection)

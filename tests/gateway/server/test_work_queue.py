@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -10,9 +11,9 @@ import pytest
 
 from gateway.app import WORK
 from gateway.server.classes import classify
-from gateway.server.connections import Connection, Phase
+from gateway.server.connections import Connection, Phase, Step
 from gateway.server.work import Work
-from gateway.server.work_queue import WorkQueue
+from gateway.server.work_queue import LARGE_BYTES, LARGE_S_PER_BYTE, WorkQueue
 
 
 def class_of(line: str, *fields: str, prefix: str = "", needs_keys: bool = True) -> tuple[Work, str]:
@@ -78,7 +79,8 @@ class Clients:
         connection = Connection(ours, "", "", now=0.0, max_body_bytes=1 << 20, tls=None)
         head = b"POST /jobs HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
         theirs.sendall(head % (num_bytes - len(head) - 1) + b"x" * num_bytes)
-        connection.advance(0.0)
+        while connection.advance(0.0) is not Step.ANSWER:
+            pass
         connection.wait_for_thread(0.0)
         return connection
 
@@ -95,13 +97,14 @@ def test_owners_take_turns_whatever_each_has_waiting(clients: Clients) -> None:
     burst = [clients.waiting() for _ in range(10)]
     for connection in burst:
         assert queue.append(connection, "bursting") == []
-    assert [queue.take(), queue.take(), queue.take()] == [*burst[:2], None]  # no more than it has threads
+    first, second = burst[:2]
+    assert [queue.take(0.0), queue.take(0.0), queue.take(0.0)] == [first, second, None]  # no more than it has threads
     other = clients.waiting()
     queue.append(other, "other")
-    queue.num_answering -= 1
-    first = queue.take()
-    queue.num_answering -= 1
-    assert other in (first, queue.take())
+    queue.finish(first)
+    third = queue.take(0.0)
+    queue.finish(second)
+    assert other in (third, queue.take(0.0))
 
 
 def test_the_newest_request_of_the_owner_with_most_bytes_is_refused(clients: Clients) -> None:
@@ -113,14 +116,14 @@ def test_the_newest_request_of_the_owner_with_most_bytes_is_refused(clients: Cli
     small = [clients.waiting(1500) for _ in range(2)]
     assert queue.append(small[0], "other") == []
     assert queue.append(small[1], "other") == [big[1]]
-    assert [queue.take(), queue.take()] == [big[0], None]
+    assert [queue.take(0.0), queue.take(0.0)] == [big[0], None]
 
 
 def test_a_request_that_is_larger_than_the_bound_is_served_alone(clients: Clients) -> None:
     queue = WorkQueue(1, 30.0, 1000)
     connection = clients.waiting(4000)
     assert queue.append(connection, "") == []
-    assert queue.take() is connection
+    assert queue.take(0.0) is connection
 
 
 def test_what_was_refused_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> None:
@@ -131,8 +134,57 @@ def test_what_was_refused_or_closed_takes_no_turn_and_no_bytes(clients: Clients)
     queue.remove(refused)
     assert queue.append(last, "") == []
     closed.phase = Phase.CLOSED
-    assert queue.take() is last
+    assert queue.take(0.0) is last
     assert not queue.has_waiting
+
+
+def test_large_requests_begin_at_a_bounded_rate_and_small_ones_between_them(clients: Clients) -> None:
+    """At once, 60 bodies of 1 MB hold up every other request until the last of them is parsed."""
+    queue = WorkQueue(3, 0.2, 1 << 20)
+    large = [clients.waiting(LARGE_BYTES + 1) for _ in range(2)]
+    for connection in large:
+        queue.append(connection, "bursting")
+    assert queue.take(10.0) is large[0]
+    assert queue.take(10.0) is None
+    small = clients.waiting()
+    queue.append(small, "bursting")
+    assert queue.take(10.0) is small
+    assert queue.resumes_at == pytest.approx(10.0 + (LARGE_BYTES + 1) * LARGE_S_PER_BYTE)
+    assert queue.take(queue.resumes_at) is large[1]
+    assert queue.resumes_at == math.inf
+
+
+def test_a_large_request_may_wait_for_as_many_others_as_the_class_may_hold(clients: Clients) -> None:
+    queue = WorkQueue(1, 0.2, 1 << 20)
+    large, small = clients.waiting(LARGE_BYTES + 1), clients.waiting()
+    queue.append(large, "")
+    queue.append(small, "")
+    last = 0.2 + (1 << 20) * LARGE_S_PER_BYTE
+    assert [queue.is_late(large, now) for now in (last - 0.001, last + 0.001)] == [False, True]
+    assert [queue.is_late(small, now) for now in (0.199, 0.201)] == [False, True]
+
+
+def test_without_a_free_thread_no_large_request_resumes(clients: Clients) -> None:
+    queue = WorkQueue(1, 30.0, 1 << 20)
+    for _ in range(2):
+        queue.append(clients.waiting(LARGE_BYTES + 1), "")
+    queue.take(0.0)
+    assert queue.resumes_at == math.inf  # the server would look at it without a pause
+
+
+def test_large_requests_leave_threads_to_others(clients: Clients) -> None:
+    """Texts of 1 MB to be tokenized held all threads of their class, each for seconds."""
+    queue = WorkQueue(2, 30.0, 1 << 20, max_large=1)
+    large, second, small = clients.waiting(LARGE_BYTES + 1), clients.waiting(LARGE_BYTES + 1), clients.waiting()
+    for connection in (large, second):
+        queue.append(connection, "bursting")
+    assert queue.take(0.0) is large
+    assert queue.take(1.0) is None
+    assert queue.resumes_at == math.inf
+    queue.append(small, "other")
+    assert queue.take(1.0) is small
+    queue.finish(large)
+    assert queue.take(1.0) is second
 
 
 def test_responses_that_wait_for_slow_clients_are_bounded_at_the_expense_of_who_has_most(clients: Clients) -> None:
