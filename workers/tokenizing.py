@@ -1,7 +1,7 @@
-"""Tokenizes texts beside the engine: one text at a time, and at a bounded rate while the engine decodes.
+"""Tokenizes texts beside the engine: one long text and one other at a time, at a bounded rate while the engine decodes.
 
 Part after part of a text is encoded, and after each the thread pauses, so that the engine keeps its cores and the
-interpreter. Knows neither HTTP nor the engine; of that only whether it is busy.
+interpreter. A short text so waits for no long one. Knows neither HTTP nor the engine; of that only whether it is busy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from shared.errors import ClientGone, SlotFull
-from shared.protocol import TokenizeResponse
+from shared.protocol import LONG_TEXT_CHARS, TokenizeResponse
 from workers.codec import Codec
 
 # Share of one core that tokenizing may take while sequences are decoded. A decode step is as slow as its slowest
@@ -22,24 +22,24 @@ MAX_PAUSE_S = 2.0
 
 
 class TokenizingTurn:
-    """The turn of one text at a time. Thread-safe."""
+    """The turn of one long text at a time, and of one that is not long. Thread-safe."""
 
     def __init__(self, is_engine_busy: Callable[[], bool]) -> None:
         self._is_engine_busy = is_engine_busy
-        self._lock = threading.Lock()  # held during a turn
+        self._locks = {is_long: threading.Lock() for is_long in (False, True)}  # each is held during a turn
         self._free_at = 0.0  # when the next part may be encoded; the pause after a text delays the next text
 
     def take(self, codec: Codec, text: str) -> Tokenization:
         """
         Raises:
-            SlotFull: another text has the turn. Waiting here would take the threads that branches need.
+            SlotFull: another text of its kind has the turn. Waiting here would take the threads that branches need.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._locks[len(text) > LONG_TEXT_CHARS].acquire(blocking=False):
             raise SlotFull("This worker tokenizes another text; send it again in a moment.")
         return Tokenization(self, codec, text)
 
-    def release(self) -> None:
-        self._lock.release()
+    def release(self, text: str) -> None:
+        self._locks[len(text) > LONG_TEXT_CHARS].release()
 
     def pace(self, busy_s: float) -> None:
         """Note that a part took `busy_s`."""
@@ -78,7 +78,7 @@ class Tokenization:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._turn.release()
+            self._turn.release(self._text)
 
     def _begin_part(self) -> None:
         if self._is_cancelled.wait(max(0.0, self._turn.pause_s)):

@@ -1,8 +1,8 @@
 """Tokens of a text, from a warm slot of its model: the gateway has no tokenizer of its own.
 
 A bulkhead beside `gateway.pool.admission`: a text needs no room in a slot's batch, because the engine takes no part in
-it, but a turn. A slot has one text at a time, and the gateway few; further texts wait in a queue that is bounded and
-fair between owners (API keys). Each ends with its client, or at its deadline. A text is sent to another slot only if
+it, but a turn. One long text at a time has one, and one other; further texts wait in a queue that is bounded and fair
+between owners (API keys). Each ends with its client, or at its deadline. A text is sent to another slot only if
 the worker has not begun it. Knows no dialect.
 """
 
@@ -23,11 +23,12 @@ from gateway.pool.client import BranchError, SlotClient, TokenizeCall
 from gateway.pool.fair_queue import FairQueue
 from gateway.pool.slot_table import ASIDE_S
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
-from shared.protocol import TokenizeResponse
+from shared.protocol import LONG_TEXT_CHARS, TokenizeResponse
 
-# Texts at a time. While the gateway reads and encodes the tokens of the largest text, a MiB with a token for each byte,
-# it holds some 300 MB, and other threads wait for the interpreter. Beside 60 texts of 1 MB, the p99 of completions of
-# another key was 257 to 312 ms with two at a time, and 225 to 233 ms with one (measured by hand, two cores).
+# Long texts at a time, and others. While the gateway reads and encodes the tokens of the largest text, a MiB with a
+# token for each byte, it holds some 300 MB, and other threads wait for the interpreter. Beside 60 texts of 1 MB, the
+# p99 of completions of another key was 257 to 312 ms with two at a time, and 225 to 233 ms with one (measured by hand,
+# two cores).
 MAX_TEXTS = 1
 # Texts that wait, each with a thread. As many as GATEWAY_RESERVE_THREADS of gunicorn.conf.py, which are the threads
 # that completions leave: texts of requests with `max_length` wait in those of completions.
@@ -48,6 +49,7 @@ class _Text:
 
     model: str
     owner: str
+    is_long: bool  # waits for long ones alone, and no other waits for it
     num_branches: int = 1  # of a `FairQueue`: texts count alike
     tried: set[int] = field(default_factory=set)  # slots that could not begin it
     full: set[int] = field(default_factory=set)  # slots that had a text of another gateway
@@ -72,8 +74,10 @@ class PoolTokenizer:
         self._clients = clients
         self._lock = threading.Lock()
         # Guarded by the lock.
-        self._busy: set[int] = set()  # slots that have a text
-        self._queues = {model: FairQueue[_Text]() for model in admission.models.names}
+        self._busy: dict[bool, set[int]] = {False: set(), True: set()}  # slots that have a text, by whether it is long
+        self._queues = {
+            (model, is_long): FairQueue[_Text]() for model in admission.models.names for is_long in self._busy
+        }
         self._num_waiting: Counter[str] = Counter()  # by owner
         self._num_arrived = 0
         self._texts: set[_Text] = set()
@@ -102,7 +106,7 @@ class PoolTokenizer:
             DeadlineExceeded: no tokens before the deadline.
             TercetError: the reason given to `cancel_all`.
         """
-        text = _Text(model, owner)
+        text = _Text(model, owner, len(content) > LONG_TEXT_CHARS)
         with self._lock:
             self._raise_if_stopped()
             self._texts.add(text)
@@ -155,7 +159,7 @@ class PoolTokenizer:
         finally:
             with self._lock:
                 text.call = text.slot = None
-                self._busy.discard(slot)
+                self._busy[text.is_long].discard(slot)
                 self._settle_all()
         if is_taken:
             time.sleep(TAKEN_PAUSE_S)
@@ -174,7 +178,7 @@ class PoolTokenizer:
             text.is_waiting = True
             self._num_arrived += 1
             text.number = self._num_arrived
-            self._queues[text.model].append(text)
+            self._queues[text.model, text.is_long].append(text)
             self._num_waiting[text.owner] += 1
             self._settle_all()
             self._refuse_beyond_the_bound()
@@ -186,7 +190,7 @@ class PoolTokenizer:
                 self._settle_all()
             if text.error is not None:
                 if text.slot is not None:
-                    self._busy.discard(text.slot)
+                    self._busy[text.is_long].discard(text.slot)
                     self._settle_all()
                 raise text.error
             return text.slot
@@ -203,27 +207,28 @@ class PoolTokenizer:
 
     def _settle(self, text: _Text, *, slot: int | None = None, error: TercetError | None = None) -> None:
         """End the waiting of a text, and wake its thread."""
-        queue = self._queues[text.model]
+        queue = self._queues[text.model, text.is_long]
         (queue.remove if slot is None else queue.serve)(text)
         self._num_waiting[text.owner] -= 1
         if not self._num_waiting[text.owner]:
             del self._num_waiting[text.owner]
         text.slot, text.error, text.is_waiting = slot, error, False
         if slot is not None:
-            self._busy.add(slot)
+            self._busy[text.is_long].add(slot)
         text.settled.set()
 
     def _settle_all(self) -> None:
         """Give free slots to the texts whose turn it is; those for which there is none wait no longer."""
-        for model, queue in self._queues.items():
+        for (model, is_long), queue in self._queues.items():
+            busy = self._busy[is_long]
             while (head := queue.head()) is not None:
                 warm = [row for row in self._admission.slots() if row.slot.model == model and row.state.state == "warm"]
                 indices = [row.slot.index for row in warm if row.slot.index not in head.tried]
                 if not indices:
                     self._settle(head)
                     continue
-                free = [index for index in indices if index not in self._busy]
-                if not free or len(self._busy) >= MAX_TEXTS:
+                free = [index for index in indices if index not in busy]
+                if not free or len(busy) >= MAX_TEXTS:
                     break
                 self._settle(head, slot=next((index for index in free if index not in head.full), free[0]))
 

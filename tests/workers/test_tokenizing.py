@@ -1,4 +1,4 @@
-"""Texts are tokenized one at a time in a worker, at a bounded share of a core while its engine decodes."""
+"""Texts in a worker: one long one and one other at a time, at a bounded share of a core while its engine decodes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from shared.errors import ClientGone, SlotFull
-from shared.protocol import TokenizeRequest, TokenizeResponse
+from shared.protocol import LONG_TEXT_CHARS, TokenizeRequest, TokenizeResponse
 from tests.e2e.harness import until
 from tests.workers.slots import warm_service
 from workers import tokenizing
 from workers.tokenizing import MAX_PAUSE_S, SHARE, TokenizingTurn
 
+LONG_TEXT = "x" * (LONG_TEXT_CHARS + 1)
 RESPONSE = TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=8, eos_id=0)
 
 
@@ -98,6 +99,20 @@ def test_a_second_text_is_refused_until_the_first_has_ended() -> None:
         second.close()
 
 
+def test_a_text_waits_for_no_long_one() -> None:
+    """Three words waited for 1 MB, 2.5 s in a worker that decodes."""
+    with warm_service() as service:
+        long = service.tokenize(TokenizeRequest(text=LONG_TEXT))
+        with pytest.raises(SlotFull):
+            service.tokenize(TokenizeRequest(text=LONG_TEXT))
+        short = service.tokenize(TokenizeRequest(text="a"))
+        assert short.result().ids
+        short.close()
+        assert takes_turn(service)
+        long.close()
+        assert not takes_turn(service)
+
+
 def test_a_text_ends_when_its_gateway_has_gone() -> None:
     with warm_service() as service:
         text = service.tokenize(TokenizeRequest(text="The old man looked at the sea. " * 100_000))
@@ -121,7 +136,7 @@ def test_a_text_ends_when_its_gateway_has_gone() -> None:
 
 def takes_turn(service: Any) -> bool:
     try:
-        service.tokenize(TokenizeRequest(text="")).close()
+        service.tokenize(TokenizeRequest(text=LONG_TEXT)).close()
     except SlotFull:
         return True
     return False

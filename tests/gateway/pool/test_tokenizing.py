@@ -14,7 +14,7 @@ import pytest
 from gateway.pool.client import BranchError
 from gateway.pool.tokenizing import MAX_TEXTS, MAX_WAITING, PoolTokenizer
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, ShuttingDown, TercetError
-from shared.protocol import State, TokenizeResponse
+from shared.protocol import LONG_TEXT_CHARS, State, TokenizeResponse
 from tests.e2e.harness import until
 from tests.gateway.generation.stubs import MakePool, StubPool
 
@@ -102,6 +102,17 @@ def test_the_gateway_has_few_texts_whatever_the_number_of_slots(
     worker.is_held.set()
     assert [future.result(10).ids for future in futures] == [[7]] * 8
     assert worker.max_running == MAX_TEXTS
+
+
+def test_a_text_waits_for_no_long_one(threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker) -> None:
+    worker.is_held.clear()
+    futures = [start(threads, tokenizer, "x" * (LONG_TEXT_CHARS + 1), "a") for _ in range(2)]
+    futures.append(start(threads, tokenizer, "b", "a"))
+    until(lambda: worker.num_running == 2, 5, "a long text and another in the worker")
+    assert "b" in worker.began
+    worker.is_held.set()
+    assert [future.result(10).ids for future in futures] == [[7]] * 3
+    assert worker.max_running == 2
 
 
 def test_a_flood_is_refused_at_the_expense_of_its_owner(
