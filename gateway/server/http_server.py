@@ -67,7 +67,6 @@ log = structlog.get_logger()
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
 STOP_POLL_S = 0.05  # and during a stop, which passes several of them one after the other
-MIN_POLL_S = 0.001  # a large request whose time has come may have to wait for another class
 # Requests that are not complete yet, of all connections together; a connection that holds little is not refused.
 MAX_BUFFERED_BYTES = 256 << 20
 MAX_UNCOUNTED_BYTES = 8 << 10
@@ -107,6 +106,7 @@ JOBS_STOP_S = 1.0
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
 SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.FEEDBACK, Work.READS)
+PACED_CLASSES = (*SMALL_CLASSES, Work.COMPLETIONS)  # their requests may wait for a time, besides a thread
 _ACCEPTS_AT_ONCE = 64
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -203,8 +203,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
         timeout_s = self.settings.limits.timeout_s
         of_class, of_completions = int(CLASS_SHARE * MAX_BUFFERED_BYTES), int(COMPLETIONS_SHARE * MAX_BUFFERED_BYTES)
-        self._work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class, MAX_LARGE) for work in SMALL_CLASSES}
-        self._work[Work.COMPLETIONS] = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
+        completions = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
+        self._work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class, MAX_LARGE, completions) for work in SMALL_CLASSES}
+        self._work[Work.COMPLETIONS] = completions
         self._work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * self._max_connections)
         self._work[Work.PIPELINED] = WorkQueue(MAX_PIPELINING, float("inf"), of_class)
 
@@ -230,8 +231,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._accept(listeners[descriptor], now)
                 elif (connection := self._connections.get(descriptor)) is not None:
                     self._advance(connection, now)
-            for work, queue in self._work.items():
-                if queue.resumes_at <= now:
+            for work in PACED_CLASSES:
+                if self._work[work].resumes_at <= now:
                     self._start_answers(work, now)
             if self.life.must_drain:
                 self._begin_drain()
@@ -249,9 +250,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self.wsgi.end_stop(JOBS_STOP_S)
 
     def _poll_s(self, now: float) -> float:
-        """The longest time until deadlines are looked at again, or a large request may begin."""
-        resumes_at = min(queue.resumes_at for queue in self._work.values())
-        return min(POLL_S if self._stop_began_at is None else STOP_POLL_S, max(MIN_POLL_S, resumes_at - now))
+        """The longest time until deadlines are looked at again, or a request that waits for its time may begin."""
+        resumes_at = min(self._work[work].resumes_at for work in PACED_CLASSES)
+        return min(POLL_S if self._stop_began_at is None else STOP_POLL_S, max(0.0, resumes_at - now))
 
     def _is_finished(self, now: float) -> bool:
         """Advance a stop that has begun; whether the process may exit."""
@@ -492,11 +493,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         origin = cors.origin_of(request) if self.settings.access.origins else None
         return cors.response_headers(origin) if origin and self.settings.access.allows_origin(origin) else []
 
-    def _finish(self, connection: Connection, keeps_connection: bool) -> None:
-        """A thread has answered."""
-        work, owner = connection.work, connection.owner
-        self._work[work].finish(connection)
-        now = time.monotonic()
+    def _finish(self, connection: Connection, keeps_connection: bool, busy_s: float) -> None:
+        """A thread has answered, in `busy_s` of CPU time."""
+        work, owner, now = connection.work, connection.owner, time.monotonic()
+        self._work[work].finish(connection, now, busy_s)
         try:
             step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
@@ -512,11 +512,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     # In a thread.
 
     def _answer(self, connection: Connection, data: bytes) -> None:
-        keeps_connection = False
+        keeps_connection, began_at = False, time.thread_time()
         try:
             keeps_connection = self._respond(connection, data)
         finally:
-            self.method_queue.defer(self._finish, connection, keeps_connection)
+            self.method_queue.defer(self._finish, connection, keeps_connection, time.thread_time() - began_at)
 
     def _respond(self, connection: Connection, data: bytes) -> bool:
         """Answer one request. Returns whether the connection may carry another."""

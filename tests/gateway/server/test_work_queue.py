@@ -13,7 +13,7 @@ from gateway.app import WORK
 from gateway.server.classes import classify
 from gateway.server.connections import Connection, Phase, Step
 from gateway.server.work import Work
-from gateway.server.work_queue import LARGE_BYTES, LARGE_S_PER_BYTE, WorkQueue
+from gateway.server.work_queue import LARGE_BYTES, LARGE_S_PER_BYTE, MAX_PAUSE_S, YIELDING_SHARE, WorkQueue
 
 
 def class_of(line: str, *fields: str, prefix: str = "", needs_keys: bool = True) -> tuple[Work, str]:
@@ -101,9 +101,9 @@ def test_owners_take_turns_whatever_each_has_waiting(clients: Clients) -> None:
     assert [queue.take(0.0), queue.take(0.0), queue.take(0.0)] == [first, second, None]  # no more than it has threads
     other = clients.waiting()
     queue.append(other, "other")
-    queue.finish(first)
+    queue.finish(first, 0.0, 0.0)
     third = queue.take(0.0)
-    queue.finish(second)
+    queue.finish(second, 0.0, 0.0)
     assert other in (third, queue.take(0.0))
 
 
@@ -183,8 +183,30 @@ def test_large_requests_leave_threads_to_others(clients: Clients) -> None:
     assert queue.resumes_at == math.inf
     queue.append(small, "other")
     assert queue.take(1.0) is small
-    queue.finish(large)
+    queue.finish(large, 0.0, 0.0)
     assert queue.take(1.0) is second
+
+
+def test_a_class_pauses_for_another_while_that_has_requests(clients: Clients) -> None:
+    """150 `GET /metrics` at once took the interpreter from completions."""
+    completions = WorkQueue(1, 30.0, 1 << 20)
+    queue = WorkQueue(2, 30.0, 1 << 20, yields_to=completions)
+    first, second, third, completion = (clients.waiting() for _ in range(4))
+    for connection in (first, second, third):
+        queue.append(connection, "")
+    assert queue.take(10.0) is first
+    completions.append(completion, "")
+    completions.take(10.0)
+    queue.finish(first, 10.0, 0.01)
+    pause_s = 0.01 * (1 - YIELDING_SHARE) / YIELDING_SHARE
+    assert queue.take(10.0 + pause_s / 2) is None
+    assert queue.resumes_at == pytest.approx(10.0 + pause_s)
+    assert queue.take(queue.resumes_at) is second
+    queue.finish(second, 11.0, 60.0)
+    assert queue.resumes_at == 11.0 + MAX_PAUSE_S
+    completions.finish(completion, 11.0, 0.0)
+    assert queue.take(11.0) is third
+    assert queue.resumes_at == math.inf
 
 
 def test_responses_that_wait_for_slow_clients_are_bounded_at_the_expense_of_who_has_most(clients: Clients) -> None:
