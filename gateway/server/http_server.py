@@ -18,6 +18,7 @@ pinned version.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import resource
 import select
@@ -106,7 +107,6 @@ JOBS_STOP_S = 1.0
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
 SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.FEEDBACK, Work.READS)
-PACED_CLASSES = (*SMALL_CLASSES, Work.COMPLETIONS)  # their requests may wait for a time, besides a thread
 _ACCEPTS_AT_ONCE = 64
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -134,6 +134,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._connections: dict[int, Connection] = {}
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
         self._work: dict[Work, WorkQueue] = {}
+        self._resumes_at = math.inf  # when the next of the requests that wait for their time may begin
         self._stop_began_at: float | None = None
         self._listening_ended_at: float | None = None
         self._is_replaced = False
@@ -222,7 +223,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         listeners = {listener.fileno(): listener for listener in self.sockets}
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
-            events = self._poller.poll(self._poll_s(time.monotonic()))
+            poll_s = POLL_S if self._stop_began_at is None else STOP_POLL_S
+            if self._resumes_at < math.inf:
+                poll_s = min(poll_s, max(0.0, self._resumes_at - time.monotonic()))
+            events = self._poller.poll(poll_s)
             now = time.monotonic()
             for descriptor, _ in events:
                 if descriptor == self.method_queue.fileno():
@@ -231,8 +235,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self._accept(listeners[descriptor], now)
                 elif (connection := self._connections.get(descriptor)) is not None:
                     self._advance(connection, now)
-            for work in PACED_CLASSES:
-                if self._work[work].resumes_at <= now:
+            if now >= self._resumes_at:
+                self._resumes_at = math.inf
+                for work in self._work:
                     self._start_answers(work, now)
             if self.life.must_drain:
                 self._begin_drain()
@@ -248,11 +253,6 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             connection.abort()
         self.life.end()
         self.wsgi.end_stop(JOBS_STOP_S)
-
-    def _poll_s(self, now: float) -> float:
-        """The longest time until deadlines are looked at again, or a request that waits for its time may begin."""
-        resumes_at = min(self._work[work].resumes_at for work in PACED_CLASSES)
-        return min(POLL_S if self._stop_began_at is None else STOP_POLL_S, max(0.0, resumes_at - now))
 
     def _is_finished(self, now: float) -> bool:
         """Advance a stop that has begun; whether the process may exit."""
@@ -435,8 +435,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         """Hand requests of a class that wait to free threads."""
         if work is Work.PIPELINED and self._work[Work.COMPLETIONS].has_waiting:
             return
-        while (connection := self._work[work].take(now)) is not None:
+        queue = self._work[work]
+        while (connection := queue.take(now)) is not None:
             self._threads.submit(self._answer, connection, self._take_request(connection, now))
+        if queue.has_waiting:
+            self._resumes_at = min(self._resumes_at, queue.resumes_at)
         if work is Work.COMPLETIONS and self._work[Work.PIPELINED].has_waiting:
             self._start_answers(Work.PIPELINED, now)
 

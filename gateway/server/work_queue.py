@@ -124,9 +124,9 @@ class WorkQueue:
     @property
     def resumes_at(self) -> float:
         """When `take` has a request that now waits only for its time; infinite if none does."""
-        if self.num_answering >= self.max_threads:
+        if self.num_answering >= self.max_threads or not self._waiting:
             return math.inf
-        return max(self._begins_at, 0.0 if self._small else self._large_free_at) if self._waiting else math.inf
+        return max(self._begins_at, 0.0 if self._small else self._large_free_at)
 
     @property
     def _begins_at(self) -> float:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import socket
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,14 @@ from gateway.api.feedback_answers import MAX_ANSWERS
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import ROOT, usages
+from tests.e2e.harness import ROOT, Tercet, usages
 
 EMBEDDED = ROOT / "workers/checkpoints/embedded"
 NUM_CLIENTS, NUM_WARM_UP_CLIENTS = 6, 24
 MAX_GROWTH_MB = 5.0
 # Of a worker's KV cache. By default it is 30 % of the memory, taken as it is used: it would grow all the time.
 CACHE_MB, MAX_BATCH = 112, 12
+MAX_THREADS = MAX_BATCH + 8  # of a slot's server: WORKER_RESERVE_THREADS in gunicorn.conf.py
 # Different words in the prompts: fewer than the 10,000 that `tokenizers` remembers.
 NUM_WORDS = 5000
 
@@ -52,12 +56,25 @@ def short_answers(rng: random.Random, *, session_every: int = 10) -> bytes:
     return completion_request(context, length=1 + number % 2, n_samples=3 if number % 8 == 0 else 1, **more)
 
 
+def start_all_threads(tercet: Tercet) -> None:
+    """A slot's server starts a thread for a request while all that it has wait on connections, until it has as many as
+    it may have."""
+    with ExitStack() as stack:
+        for slot in tercet.wait_until_warm():
+            for _ in range(MAX_THREADS):
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+                sock.connect(str(tercet.run_dir / f"slot-{slot['slot']}.sock"))
+                sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: tercet\r\n\r\n")
+        time.sleep(1.0)
+
+
 def hold_no_more_after_many_requests(context: Context, findings: Findings) -> None:
-    """The warm-up fills the cache and what the gateway remembers of answers, and starts threads and connections for
+    """The warm-up fills the cache and what the gateway remembers of answers, and starts all threads and connections for
     more clients than come later."""
     num_requests = context.amount(1000, 20_000)
     num_warm_up = MAX_ANSWERS
     tercet = context.shared(models=models(context), cache_mb=str(CACHE_MB), max_batch=str(MAX_BATCH))
+    start_all_threads(tercet)
     with_sessions = partial(short_answers, session_every=1)  # the gateway remembers 10,000 documents
     load = Load(tercet.port, NUM_WARM_UP_CLIENTS, seed=context.seed, make_request=with_sessions)
     with load.running():
