@@ -216,9 +216,10 @@ class Failed(Struct, kw_only=True, tag="failed", tag_field="event"):
     detail: str
 
 
-# A text of more characters is long. A worker tokenizes one long text and one other at a time: in parts of 4,096
-# characters that take turns, a MiB takes 0.6 s of a core, and 2.5 s while the engine decodes.
-LONG_TEXT_CHARS = 16 << 10
+# A text of more characters is long. A worker tokenizes one long text and one other at a time: a MiB takes 0.6 s of a
+# core, and 2.5 s while the engine decodes. No fewer characters than LARGE_BYTES of gateway/server/work_queue.py: all
+# threads of a class could otherwise wait for long texts, in requests that are not large.
+LONG_TEXT_CHARS = 64 << 10
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
