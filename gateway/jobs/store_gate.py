@@ -21,6 +21,9 @@ from shared.errors import JobsUnavailable
 # timeouts (2 s), so that a timeout counts as a hang, and a call that is only slow does not: a virtual disk of a busy
 # machine took 1.2 s to sync 4 kB, whose median was 0.5 ms, and one call of SQLite 1.3 s.
 STALL_S = 1.9
+# After a hang one call finds out whether it is over, and the others wait for it this long: a store that answers does
+# so in milliseconds, and the hang may have ended minutes ago.
+TRIAL_S = 0.1
 log = structlog.get_logger()
 
 
@@ -41,7 +44,9 @@ class StoreGate:
 
     @contextmanager
     def entering(self) -> Iterator[None]:
-        """Make a call in the block, after a wait of at most `STALL_S` for its turn. No lock is held meanwhile.
+        """Make a call in the block, after a wait of at most `STALL_S` for its turn, or `TRIAL_S` after a hang.
+
+        No lock is held meanwhile.
 
         Raises:
             JobsUnavailable: the store hangs, and another call is finding out whether it still does.
@@ -62,8 +67,9 @@ class StoreGate:
     def _enter(self) -> int:
         with self._changed:
             while len(self._begun_at) >= (1 if self._is_hanging else self._max_calls):
-                left_s = next(iter(self._begun_at.values())) + STALL_S - time.monotonic()
-                if self._is_hanging or left_s <= 0:
+                max_s = TRIAL_S if self._is_hanging else STALL_S
+                left_s = next(iter(self._begun_at.values())) + max_s - time.monotonic()
+                if left_s <= 0:
                     raise JobsUnavailable("The job store does not answer in time; try again shortly.")
                 self._changed.wait(left_s)
             number = next(self._numbers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -15,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.jobs import executor as executor_module
+from gateway.jobs import store_gate
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -122,8 +124,21 @@ def test_a_call_in_progress_for_too_long_refuses_those_that_wait_for_it() -> Non
         assert list(pool.map(lambda _: enters(gate), range(64))) == [True] * 64
 
 
-def enters(gate: StoreGate) -> bool:
+def test_calls_after_a_hang_that_is_over_wait_for_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes after a hang, the first calls at the same time were refused but for one."""
+    monkeypatch.setattr(store_gate, "STALL_S", 0.0)
+    gate = StoreGate(4)
     with gate.entering():
+        time.sleep(0.01)  # a hang
+    monkeypatch.undo()
+    monkeypatch.setattr(store_gate, "TRIAL_S", 10.0)  # not the machine's speed is tested
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: enters(gate, 0.01), range(8))) == [True] * 8
+
+
+def enters(gate: StoreGate, seconds: float = 0.0) -> bool:
+    with gate.entering():
+        time.sleep(seconds)
         return True
 
 
