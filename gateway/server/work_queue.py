@@ -22,9 +22,9 @@ LARGE_BYTES = 64 << 10
 # for jobs, both at once, the p99 of completions of another key was 246 to 297 ms without this, and 197 to 245 ms with
 # it (medians of five: 278 and 232; measured by hand, AMD EPYC, Zen 4, two cores).
 LARGE_S_PER_BYTE = 15e-9
-# Share of a core that a class may take while it yields to another. Beside 150 `GET /metrics` a second, the p99 of
-# completions of another key was 224 to 269 ms without it, and 174 to 201 ms with it (four times each, measured by hand,
-# AMD EPYC, Zen 4, two cores).
+# Share of a core that a class takes while it yields to another, if its requests need no pauses above MAX_PAUSE_S.
+# Beside 150 `GET /metrics` a second, the p99 of completions of another key was 224 to 269 ms without it, and 174 to
+# 201 ms with it (four times each, measured by hand, AMD EPYC, Zen 4, two cores).
 YIELDING_SHARE = 0.25
 # The longest pause, so that a request which took long, or a flood before it had to yield, makes none wait for long.
 MAX_PAUSE_S = 0.1
