@@ -151,8 +151,8 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     def classify(self, head: bytes) -> tuple[Work, str]:
         return classify(head, WORK, self._prefix, needs_keys=self._needs_keys)
 
-    def find_early_refusal(self, request: bytes) -> TercetError | None:
-        return find_early_refusal(request, self._fanout, self._metrics, needs_keys=self._needs_keys)
+    def find_early_refusal(self, head: bytes) -> TercetError | None:
+        return find_early_refusal(head, self._fanout, self._metrics, needs_keys=self._needs_keys)
 
     @property
     def has_warm_slot(self) -> bool:

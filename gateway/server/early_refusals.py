@@ -1,4 +1,4 @@
-"""Refuses completions while the server is overloaded, from the bytes of a request, before it is parsed.
+"""Refuses completions while the server is overloaded, from the head of a request, before it is parsed.
 
 Under ten times the load that the pools can serve, nine of ten requests are refused, and the CPU time of refusals is
 taken from the requests that are served. The check here never blocks, so the thread that reads requests can make it.
@@ -28,14 +28,15 @@ _NEEDS_PARSING = re.compile(
 )
 
 
-def find_early_refusal(request: bytes, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> TercetError | None:
-    """The error to answer a complete HTTP request with now; None: the ordinary way answers it. Thread-safe."""
-    if needs_keys or not request.startswith(_REQUEST_LINE):
+def find_early_refusal(head: bytes, fanout: Fanout, metrics: Metrics, *, needs_keys: bool) -> TercetError | None:
+    """The error to answer a complete HTTP request with now, from its head; None: the ordinary way answers it.
+    Thread-safe."""
+    if needs_keys or not head.startswith(_REQUEST_LINE):
         return None
     try:
         fanout.check("")
     except TercetError as error:
-        if _NEEDS_PARSING.search(request, 0, request.index(b"\r\n\r\n") + 2):
+        if _NEEDS_PARSING.search(head, 0, head.index(b"\r\n\r\n") + 2):
             return None
         metrics.requests.labels(route=ROUTE, status=str(error.status)).inc()
         metrics.refused_requests.labels(reason=error.code).inc()

@@ -41,6 +41,7 @@ from gateway import cors
 from gateway.call_threads import CallThreads
 from gateway.server.connections import LINGER_S, Connection, Phase, RequestSource, Step
 from gateway.server.error_responses import encode_error, send_once
+from gateway.server.large_reads import LargeReads
 from gateway.server.plain_requests import plain_environ, plain_head
 from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
@@ -133,6 +134,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._connections: dict[int, Connection] = {}
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
+        self._large_reads = LargeReads()
         self._work: dict[Work, WorkQueue] = {}
         self._resumes_at = math.inf  # when the next of the requests that wait for their time may begin
         self._stop_began_at: float | None = None
@@ -224,8 +226,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
             poll_s = POLL_S if self._stop_began_at is None else STOP_POLL_S
-            if self._resumes_at < math.inf:
-                poll_s = min(poll_s, max(0.0, self._resumes_at - time.monotonic()))
+            resumes_at = min(self._resumes_at, self._large_reads.resumes_at)
+            if resumes_at < math.inf:
+                poll_s = min(poll_s, max(0.0, resumes_at - time.monotonic()))
             events = self._poller.poll(poll_s)
             now = time.monotonic()
             for descriptor, _ in events:
@@ -233,8 +236,14 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                     self.method_queue.run_callbacks(None)
                 elif descriptor in listeners:
                     self._accept(listeners[descriptor], now)
-                elif (connection := self._connections.get(descriptor)) is not None:
+                elif (connection := self._connections.get(descriptor)) is None:
+                    continue
+                elif connection.is_receiving_large:
+                    self._large_reads.append(connection)
+                else:
                     self._advance(connection, now)
+            for connection in self._large_reads.take(now):
+                self._advance(connection, now)
             if now >= self._resumes_at:
                 self._resumes_at = math.inf
                 for work in self._work:
@@ -411,9 +420,9 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 pass
 
     def _early_refusal(self, connection: Connection) -> TercetError | None:
-        if not self.alive or (request := connection.lone_request) is None:
+        if not self.alive or not connection.is_lone_request:
             return None
-        return self.wsgi.find_early_refusal(request)
+        return self.wsgi.find_early_refusal(connection.request_head)
 
     def _enqueue(self, connection: Connection, now: float) -> None:
         """A complete request waits for a thread of its class."""
@@ -443,7 +452,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         if work is Work.COMPLETIONS and self._work[Work.PIPELINED].has_waiting:
             self._start_answers(Work.PIPELINED, now)
 
-    def _take_request(self, connection: Connection, now: float) -> bytes:
+    def _take_request(self, connection: Connection, now: float) -> bytearray:
         request = connection.take_request(now)
         self._count_buffered(connection)
         return request
@@ -514,14 +523,14 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # In a thread.
 
-    def _answer(self, connection: Connection, data: bytes) -> None:
+    def _answer(self, connection: Connection, data: bytearray) -> None:
         keeps_connection, began_at = False, time.thread_time()
         try:
             keeps_connection = self._respond(connection, data)
         finally:
             self.method_queue.defer(self._finish, connection, keeps_connection, time.thread_time() - began_at)
 
-    def _respond(self, connection: Connection, data: bytes) -> bool:
+    def _respond(self, connection: Connection, data: bytearray) -> bool:
         """Answer one request. Returns whether the connection may carry another."""
         # What gunicorn's `handle_request` needs of a connection.
         answered = SimpleNamespace(sock=connection.response, client=connection.client, server=connection.server)
@@ -543,7 +552,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._send_error(connection, TercetError("The server failed."), data)
         return False
 
-    def _plain_environ(self, connection: Connection, data: bytes) -> dict[str, Any] | None:
+    def _plain_environ(self, connection: Connection, data: bytearray) -> dict[str, Any] | None:
         is_kept = self.alive and not connection.is_last_request
         if not is_kept or not isinstance(connection.client, tuple) or not isinstance(connection.server, tuple):
             return None
@@ -581,11 +590,11 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 body.close()
         return response.status is None or not response.should_close()
 
-    def _send_error(self, connection: Connection, error: TercetError, request: bytes) -> None:
+    def _send_error(self, connection: Connection, error: TercetError, request: bytearray) -> None:
         log.info("request_refused", code=error.code)
         self.wsgi.count_unparsed_request(error.status)
         with suppress(OSError):
-            connection.response.sendall(encode_error(error, headers=self._cors_headers(request)))
+            connection.response.sendall(encode_error(error, headers=self._cors_headers(bytes(request))))
 
     # Starting and stopping.
 

@@ -29,7 +29,7 @@ _UNPREFIXED = {"HTTP_CONTENT_TYPE": "CONTENT_TYPE", "HTTP_CONTENT_LENGTH": "CONT
 
 
 def plain_environ(
-    data: bytes, base: Mapping[str, Any], sock: object, client: tuple[Any, ...], server: tuple[Any, ...]
+    data: bytes | bytearray, base: Mapping[str, Any], sock: object, client: tuple[Any, ...], server: tuple[Any, ...]
 ) -> dict[str, Any] | None:
     """The WSGI environment of a request, or None if it is not plain.
 
@@ -49,7 +49,7 @@ def plain_environ(
     uri = path.decode("ascii")
     environ = {
         **base,
-        "wsgi.input": io.BytesIO(data[match.end() :]),
+        "wsgi.input": io.BytesIO(bytes(memoryview(data)[match.end() :])),  # of bytes, which it does not copy
         "gunicorn.socket": sock,
         "REQUEST_METHOD": "POST",
         "PATH_INFO": uri,

@@ -18,8 +18,8 @@ class ServedApp(Protocol):
     def classify(self, head: bytes) -> tuple[Work, str]:
         """Return the class of a complete HTTP request, and what distinguishes its owner."""
 
-    def find_early_refusal(self, request: bytes) -> TercetError | None:
-        """Return the error that answers a complete HTTP request now. None: the request is to be parsed."""
+    def find_early_refusal(self, head: bytes) -> TercetError | None:
+        """Return the error that answers the complete HTTP request with this head now. None: it is to be parsed."""
 
     @property
     def has_warm_slot(self) -> bool:

@@ -13,14 +13,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from gateway.pool.fair_queue import FairQueue
-from gateway.server.connections import Connection, Phase
+from gateway.server.connections import LARGE_BYTES, Connection, Phase
 
-# Requests of more bytes are large. The whole prompt of a model has less.
-LARGE_BYTES = 64 << 10
-# After a large request the next of its class waits for this time, in seconds per byte. To read and parse a MB takes
-# 3.7 ms of CPU time, so a class spends at most a quarter of a core on it. Beside 20 contexts of 1 MB and 50 requests
-# for jobs, both at once, the p99 of completions of another key was 246 to 297 ms without this, and 197 to 245 ms with
-# it (medians of five: 278 and 232; measured by hand, AMD EPYC, Zen 4, two cores).
+# After a large request the next of its class waits for this time, in seconds per byte. To parse a MB takes 2.5 ms of
+# CPU time, so a class spends at most a sixth of a core on it. Beside 20 contexts of 1 MB and 50 requests for jobs, both
+# at once, the p99 of completions of another key was 246 to 297 ms without this, and 197 to 245 ms with it (medians of
+# five: 278 and 232; measured by hand, AMD EPYC, Zen 4, two cores).
 LARGE_S_PER_BYTE = 15e-9
 # Share of a core that a class takes while it yields to another, if its requests need no pauses above MAX_PAUSE_S.
 # Beside 150 `GET /metrics` a second, the p99 of completions of another key was 224 to 269 ms without it, and 174 to

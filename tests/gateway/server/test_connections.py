@@ -59,7 +59,7 @@ class Peers:
         """What a thread does with a complete request."""
         request = self.connection.take_request(now)
         self.connection.response.sendall(response)
-        return request, self.connection.finish_response(now, keeps_connection=keeps_connection)
+        return bytes(request), self.connection.finish_response(now, keeps_connection=keeps_connection)
 
 
 @pytest.fixture

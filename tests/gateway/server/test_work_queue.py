@@ -11,9 +11,9 @@ import pytest
 
 from gateway.app import WORK
 from gateway.server.classes import classify
-from gateway.server.connections import Connection, Phase, Step
+from gateway.server.connections import LARGE_BYTES, Connection, Phase, Step
 from gateway.server.work import Work
-from gateway.server.work_queue import LARGE_BYTES, LARGE_S_PER_BYTE, MAX_PAUSE_S, YIELDING_SHARE, WorkQueue
+from gateway.server.work_queue import LARGE_S_PER_BYTE, MAX_PAUSE_S, YIELDING_SHARE, WorkQueue
 
 
 def class_of(line: str, *fields: str, prefix: str = "", needs_keys: bool = True) -> tuple[Work, str]:
