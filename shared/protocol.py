@@ -228,16 +228,24 @@ class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     text: str
 
 
-class TokenizeResponse(Struct, kw_only=True):
-    """`texts` holds each token's text by itself, `ends` the length of the text after each token, in characters; where
-    several tokens make up one character, only the last counts it. `eos_token` is the text of the token `eos_id`."""
+class Tokens(Struct, kw_only=True):
+    """What a gateway reads of a `TokenizeResponse`.
+
+    `ends` holds the length of the text after each token, in characters; where several tokens make up one character,
+    only the last counts it. `eos_token` is the text of the token `eos_id`.
+    """
 
     ids: list[TokenId]
-    texts: list[str]
     ends: list[Count]
     n_ctx: Annotated[int, Meta(ge=1, le=2_000_000)]
     eos_id: TokenId
     eos_token: Annotated[str, Meta(max_length=1024)] = "<|endoftext|>"
+
+
+class TokenizeResponse(Tokens, kw_only=True):
+    """`texts` holds each token's text by itself. Gateways of protocol 2 refuse an answer without it."""
+
+    texts: list[str]
 
 
 GenerateLine = Accepted | Token | Done | Failed

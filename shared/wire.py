@@ -39,6 +39,7 @@ from shared.protocol import (
     State,
     TokenizeRequest,
     TokenizeResponse,
+    Tokens,
 )
 
 NDJSON = "application/x-ndjson"
@@ -250,8 +251,9 @@ def encode_tokens(response: TokenizeResponse) -> Iterator[bytes]:
     yield _encoder.encode(response.eos_token) + b"}"
 
 
-decode_tokens = msgspec.json.Decoder(TokenizeResponse).decode
-"""Decode what `encode_tokens` has written. Raises one of `DECODE_ERRORS`."""
+decode_tokens = msgspec.json.Decoder(Tokens).decode
+"""Decode what `encode_tokens` has written, but for `texts`: of a MiB, that takes 19 ms in place of 45, during which no
+other thread has the interpreter. Raises one of `DECODE_ERRORS`."""
 
 
 def read_refusal(status: int, body: bytes) -> tuple[str, str]:

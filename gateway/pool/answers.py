@@ -21,7 +21,7 @@ from shared.protocol import (
     GenerateRequest,
     State,
     Token,
-    TokenizeResponse,
+    Tokens,
     Top,
 )
 
@@ -223,12 +223,12 @@ def max_tokenized_bytes(text: str, num_bytes: int) -> int:
     return BASE_BYTES + TOKENIZED_BYTES * num_tokens
 
 
-def check_tokens(text: str, found: TokenizeResponse) -> None:
+def check_tokens(text: str, found: Tokens) -> None:
     """
     Raises:
         InvalidAnswer: these cannot be the tokens of the text.
     """
-    if not len(found.ids) == len(found.texts) == len(found.ends):
+    if len(found.ids) != len(found.ends):
         raise InvalidAnswer("lists of different lengths")
     if found.ends != sorted(found.ends) or (found.ends[-1] if found.ends else 0) != len(text):
         raise InvalidAnswer("another text than its tokens have")

@@ -29,7 +29,7 @@ from gateway.pool.transport import InvalidResponse, TcpAddress, Transport, UnixA
 from shared import wire
 from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLong
 from shared.plan import Remote, Slot
-from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, TokenizeResponse
+from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, Tokens
 from shared.settings import Address
 
 # The worker lives, and makes its socket again if it was removed.
@@ -310,7 +310,7 @@ class TokenizeCall(_AbortableCall):
         self._text = text
         self._timeout_s = timeout_s
 
-    def result(self) -> TokenizeResponse:
+    def result(self) -> Tokens:
         """The tokens of the text, as the slot's model has them in a prompt.
 
         Raises:
@@ -325,7 +325,7 @@ class TokenizeCall(_AbortableCall):
             self._running.discard(self)
             self._release_socket()
 
-    def _read(self) -> TokenizeResponse:
+    def _read(self) -> Tokens:
         deadline = time.monotonic() + self._timeout_s
         content = wire.encode_request(TokenizeRequest(text=self._text))
         connect_s = min(self._timeout_s, CONNECT_S)

@@ -23,7 +23,7 @@ from gateway.pool.client import BranchError, SlotClient, TokenizeCall
 from gateway.pool.fair_queue import FairQueue
 from gateway.pool.slot_table import ASIDE_S
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
-from shared.protocol import LONG_TEXT_CHARS, TokenizeResponse
+from shared.protocol import LONG_TEXT_CHARS, Tokens
 
 # Long texts at a time, and others. While the gateway reads and encodes the tokens of the largest text, a MiB with a
 # token for each byte, it holds some 300 MB, and other threads wait for the interpreter. Beside 60 texts of 1 MB, the
@@ -33,6 +33,9 @@ MAX_TEXTS = 1
 # Texts that wait, each with a thread. As many as GATEWAY_RESERVE_THREADS of gunicorn.conf.py, which are the threads
 # that completions leave: texts of requests with `max_length` wait in those of completions.
 MAX_WAITING = 16
+# Share of one core that the tokens of a text may take in the gateway while completions are computed. As in the workers
+# (`SHARE` in workers/tokenizing.py).
+SHARE = 0.25
 # A worker's refusal while it has a text of another gateway, and the pause after it: some short texts' time.
 SLOT_FULL = "slot_full"
 TAKEN_PAUSE_S = 0.05
@@ -91,7 +94,7 @@ class PoolTokenizer:
         *,
         owner: str = "",
         cancelling: Cancelling = lambda _cancel: nullcontext(),
-    ) -> TokenizeResponse:
+    ) -> Tokens:
         """The tokens of a text, as the model has them in a prompt.
 
         Args:
@@ -120,6 +123,11 @@ class PoolTokenizer:
             with self._lock:
                 self._texts.discard(text)
 
+    def give_way(self, busy_s: float) -> None:
+        """Pause after a part of the work on a text's tokens, which took `busy_s`, while completions are computed."""
+        if any(self._admission.in_flight()):
+            time.sleep(busy_s * (1 - SHARE) / SHARE)
+
     def cancel_all(self, reason: TercetError) -> None:
         """End every call, running or waiting, with `reason`; from now on `tokenize` raises it."""
         with self._lock:
@@ -128,7 +136,7 @@ class PoolTokenizer:
         for text in texts:
             self._end(text, copy.copy(reason))
 
-    def _try_slot(self, text: _Text, content: str, deadline: float) -> TokenizeResponse | None:
+    def _try_slot(self, text: _Text, content: str, deadline: float) -> Tokens | None:
         """The tokens from the next slot that is free. None: no slot has begun the text."""
         slot, is_taken = self._take_slot(text, deadline), False
         if slot is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shared import wire
-from shared.protocol import ENGINE_FAILURES, MAX_TYPED_TOKENS, Accepted, Failed, State, TokenizeResponse
+from shared.protocol import ENGINE_FAILURES, MAX_TYPED_TOKENS, Accepted, Failed, State, TokenizeResponse, Tokens
 from tests.workers.helpers import run_python
 from workers.engine.failures import EngineFailure
 from workers.text.token_healing import MAX_FORCED_BYTES
@@ -79,7 +80,9 @@ def test_tokens_in_parts_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(wire, "TOKENS_PER_PART", 2)
     texts = ["a", " b", "\u00e9"]
     tokens = TokenizeResponse(ids=[5, 6, 7], texts=texts, ends=[1, 3, 4], n_ctx=64, eos_id=2, eos_token="<end>")
-    assert wire.decode_tokens(b"".join(wire.encode_tokens(tokens))) == tokens
+    encoded = b"".join(wire.encode_tokens(tokens))
+    assert msgspec.json.decode(encoded, type=TokenizeResponse) == tokens
+    assert wire.decode_tokens(encoded) == Tokens(ids=[5, 6, 7], ends=[1, 3, 4], n_ctx=64, eos_id=2, eos_token="<end>")
 
 
 def test_concurrent_first_requests_do_not_crash() -> None:

@@ -58,3 +58,17 @@ def test_a_request_for_tokens_counts_in_its_keys_concurrency_and_ends_at_once(
         worker.is_free.set()
     assert status == (499 if end == "client" else 503)
     assert api.request(method, path, json=body, headers=headers).status_code == (200 if end == "client" else 503)
+
+
+def test_tokens_in_several_parts_are_one_list(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.api.tokens.TOKENS_AT_ONCE", 2)
+
+    def by_character(text: str) -> TokenizeResponse:
+        return TokenizeResponse(
+            ids=[*range(len(text))], texts=[*text], ends=[*range(1, len(text) + 1)], n_ctx=9, eos_id=0
+        )
+
+    api = make_api(quick, tokenize=by_character)
+    for text in ("", "a", "ab", "abc", "abcd"):
+        expected = [{"id": i, "text": part, "start": i, "stop": i + 1} for i, part in enumerate(text)]
+        assert api.post("/tokenize", {"inputs": text}).json == expected
