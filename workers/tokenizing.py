@@ -10,13 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from shared.cpu_share import pause_after
 from shared.errors import ClientGone, SlotFull
 from shared.protocol import LONG_TEXT_CHARS, TokenizeResponse
 from workers.codec import Codec
 
-# Share of one core that tokenizing may take while sequences are decoded. A decode step is as slow as its slowest
-# thread, so a step that shares a core with it takes at most 1 / (1 - 0.25) = 1.33 times as long; 2 is promised (R28).
-SHARE = 0.25
 # A text without a place to split it at is encoded in one part, which takes long. Its pause ends with this.
 MAX_PAUSE_S = 2.0
 
@@ -43,7 +41,7 @@ class TokenizingTurn:
 
     def pace(self, busy_s: float) -> None:
         """Note that a part took `busy_s`."""
-        pause_s = busy_s * (1 - SHARE) / SHARE if self._is_engine_busy() else 0.0
+        pause_s = pause_after(busy_s) if self._is_engine_busy() else 0.0
         self._free_at = time.monotonic() + min(pause_s, MAX_PAUSE_S)
 
     @property

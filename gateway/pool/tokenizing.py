@@ -22,6 +22,7 @@ from gateway.pool.admission import Admission, Cancelling
 from gateway.pool.client import BranchError, SlotClient, TokenizeCall
 from gateway.pool.fair_queue import FairQueue
 from gateway.pool.slot_table import ASIDE_S
+from shared.cpu_share import pause_after
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.protocol import LONG_TEXT_CHARS, Tokens
 
@@ -33,9 +34,6 @@ MAX_TEXTS = 1
 # Texts that wait, each with a thread. As many as GATEWAY_RESERVE_THREADS of gunicorn.conf.py, which are the threads
 # that completions leave: texts of requests with `max_length` wait in those of completions.
 MAX_WAITING = 16
-# Share of one core that the tokens of a text may take in the gateway while completions are computed. As in the workers
-# (`SHARE` in workers/tokenizing.py).
-SHARE = 0.25
 # A worker's refusal while it has a text of another gateway, and the pause after it: some short texts' time.
 SLOT_FULL = "slot_full"
 TAKEN_PAUSE_S = 0.05
@@ -126,7 +124,7 @@ class PoolTokenizer:
     def give_way(self, busy_s: float) -> None:
         """Pause after a part of the work on a text's tokens, which took `busy_s`, while completions are computed."""
         if any(self._admission.in_flight()):
-            time.sleep(busy_s * (1 - SHARE) / SHARE)
+            time.sleep(pause_after(busy_s))
 
     def cancel_all(self, reason: TercetError) -> None:
         """End every call, running or waiting, with `reason`; from now on `tokenize` raises it."""

@@ -1,8 +1,9 @@
 """The rate at which large requests are read: a burst of them arrives over a second, not in one moment.
 
-Reading costs CPU time: two copies and the page faults of new memory, 1 to 2 ms per MB. The thread that does it also
-reads the small requests of others, and the cores are the workers' too. What is read faster than it may begin afterwards
-(`LARGE_S_PER_BYTE`) would only wait in memory. Knows connections and no HTTP.
+Reading costs CPU time: two copies and the page faults of new memory. The second copy alone takes 0.9 ms per MB
+(measured by hand, AMD EPYC, Zen 4). The thread that does it also reads the small requests of others, and the cores are
+the workers' too. What is read faster than it may begin afterwards (`LARGE_S_PER_BYTE`) would only wait in memory. Knows
+connections and no HTTP.
 """
 
 from __future__ import annotations

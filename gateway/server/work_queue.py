@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 from gateway.pool.fair_queue import FairQueue
 from gateway.server.connections import LARGE_BYTES, Connection, Phase
+from shared.cpu_share import pause_after
 
 # After a large request the next of its class waits for this time, in seconds per byte. To parse a MB takes 2.5 ms of
 # CPU time, so a class spends at most a sixth of a core on it. Beside 20 contexts of 1 MB and 50 requests for jobs, both
 # at once, the p99 of completions of another key was 246 to 297 ms without this, and 197 to 245 ms with it (medians of
-# five: 278 and 232; measured by hand, AMD EPYC, Zen 4, two cores).
+# five: 278 and 232; measured by hand, when bodies were still copied four times; AMD EPYC, Zen 4, two cores).
 LARGE_S_PER_BYTE = 15e-9
-# Share of a core that a class takes while it yields to another, if its requests need no pauses above MAX_PAUSE_S.
-# Beside 150 `GET /metrics` a second, the p99 of completions of another key was 224 to 269 ms without it, and 174 to
-# 201 ms with it (four times each, measured by hand, AMD EPYC, Zen 4, two cores).
-YIELDING_SHARE = 0.25
-# The longest pause, so that a request which took long, or a flood before it had to yield, makes none wait for long.
+# The longest pause of a class that yields to another, which takes `shared.cpu_share.SHARE` of a core if none is longer.
+# Beside 150 `GET /metrics` a second, the p99 of completions of another key was 224 to 269 ms without pauses, and 174 to
+# 201 ms with them (four times each, measured by hand, AMD EPYC, Zen 4, two cores). There is a longest one so that a
+# request which took long, or a flood before it had to yield, makes none wait for long.
 MAX_PAUSE_S = 0.1
 
 
@@ -143,8 +143,7 @@ class WorkQueue:
             busy_s: CPU time that it took.
         """
         self.num_answering -= 1
-        pause_s = busy_s * (1 - YIELDING_SHARE) / YIELDING_SHARE
-        self._pause_until = min(now + MAX_PAUSE_S, max(now, self._pause_until) + pause_s)
+        self._pause_until = min(now + MAX_PAUSE_S, max(now, self._pause_until) + pause_after(busy_s))
         self._answering_large.discard(connection)
 
     def is_late(self, connection: Connection, now: float) -> bool:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from shared.cpu_share import SHARE
 from shared.errors import ClientGone, SlotFull
 from shared.protocol import LONG_TEXT_CHARS, TokenizeRequest, TokenizeResponse
 from tests.e2e.harness import until
 from tests.workers.slots import warm_service
 from workers import tokenizing
-from workers.tokenizing import MAX_PAUSE_S, SHARE, TokenizingTurn
+from workers.tokenizing import MAX_PAUSE_S, TokenizingTurn
 
 LONG_TEXT = "x" * (LONG_TEXT_CHARS + 1)
 RESPONSE = TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=8, eos_id=0)

@@ -13,7 +13,8 @@ from gateway.app import WORK
 from gateway.server.classes import classify
 from gateway.server.connections import LARGE_BYTES, Connection, Phase, Step
 from gateway.server.work import Work
-from gateway.server.work_queue import LARGE_S_PER_BYTE, MAX_PAUSE_S, YIELDING_SHARE, WorkQueue
+from gateway.server.work_queue import LARGE_S_PER_BYTE, MAX_PAUSE_S, WorkQueue
+from shared.cpu_share import SHARE
 
 
 def class_of(line: str, *fields: str, prefix: str = "", needs_keys: bool = True) -> tuple[Work, str]:
@@ -198,7 +199,7 @@ def test_a_class_pauses_for_another_while_that_has_requests(clients: Clients) ->
     completions.append(completion, "")
     completions.take(10.0)
     queue.finish(first, 10.0, 0.01)
-    pause_s = 0.01 * (1 - YIELDING_SHARE) / YIELDING_SHARE
+    pause_s = 0.01 * (1 - SHARE) / SHARE
     assert queue.take(10.0 + pause_s / 2) is None
     assert queue.resumes_at == pytest.approx(10.0 + pause_s)
     assert queue.take(queue.resumes_at) is second
