@@ -27,9 +27,9 @@ from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, Te
 from shared.protocol import LONG_TEXT_CHARS, Tokens
 
 # Long texts at a time, and others. While the gateway reads and encodes the tokens of the largest text, a MiB with a
-# token for each byte, it holds some 300 MB, and other threads wait for the interpreter. Beside 60 texts of 1 MB, the
+# token for each byte, it holds some 250 MB, and other threads wait for the interpreter. Beside 60 texts of 1 MB, the
 # p99 of completions of another key was 257 to 312 ms with two at a time, and 225 to 233 ms with one (measured by hand,
-# two cores).
+# two cores, when the tokens were still encoded in one piece).
 MAX_TEXTS = 1
 # Texts that wait, each with a thread. As many as GATEWAY_RESERVE_THREADS of gunicorn.conf.py, which are the threads
 # that completions leave: texts of requests with `max_length` wait in those of completions.
