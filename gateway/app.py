@@ -95,7 +95,8 @@ STATIC_ROUTES = ("/static/{name}", "/static/vendor/{name}")
 OPEN_ROUTES = frozenset({"/", *STATIC_ROUTES, "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS})
 # Routes that need a key, but whose page does not: it shows nothing before it has the key.
 OPEN_PAGES = {"/slots": wants_page}
-# The share of the pool that jobs may use, if each has this many branches. The rest is left to clients that wait.
+# The share of the pool that jobs may use, if each has this many branches; on a CPU, where a step takes longer with each
+# row, also of the requests that run at a time. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
 UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
@@ -380,13 +381,23 @@ def _make_jobs(
         count=lambda event: metrics.jobs.labels(event=event).inc(),
     )
     num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))
-    jobs = JobExecutor(queue, num_threads=num_threads, has_room=lambda: _has_room_for_jobs(admission, turns, jobs))
+    jobs = JobExecutor(
+        queue, num_threads=num_threads, has_room=lambda: has_room_for_job(admission, turns, jobs.num_running)
+    )
     metrics.watch_jobs(lambda: jobs.num_open)
     return jobs
 
 
-def _has_room_for_jobs(admission: Admission, turns: SessionTurns, jobs: JobExecutor) -> bool:
-    """Jobs start only while no other request waits for room, and within their share of the slots that are there."""
-    if turns.num_waiting or not any(state.state == "warm" for state in admission.states().values()):
+def has_room_for_job(admission: Admission, turns: SessionTurns, num_running: int) -> bool:
+    """Whether a job may start: no request waits for room, and the jobs keep to their share.
+
+    Args:
+        num_running: jobs that run now.
+    """
+    slots = admission.slots()
+    if turns.num_waiting or not any(slot.state.state == "warm" for slot in slots):
         return False
-    return jobs.num_running < max(1, int(JOB_SHARE * admission.capacity() / BRANCHES_PER_REQUEST))
+    most = JOB_SHARE * admission.capacity() / BRANCHES_PER_REQUEST
+    if (num_awaited := turns.num_awaited) and any(slot.device == "cpu" for slot in slots):
+        most = min(most, num_awaited * JOB_SHARE / (1 - JOB_SHARE))
+    return num_running < max(1, int(most))

@@ -22,7 +22,7 @@ def compute_job(starter: RequestStarter, autocompletion: Autocompletion, job: Jo
         TercetError: as `AutocompleteResource.respond`.
     """
     # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
-    caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling)
+    caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling, is_job=True)
     started_at = time.monotonic()
     request = parse_autocomplete_request(job.request)
     with (

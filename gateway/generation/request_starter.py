@@ -45,6 +45,7 @@ class Caller:
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
         traceparent: the request's span; "" if the request is not traced.
         cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
+        is_job: no client waits for the answer.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class Caller:
     sock: socket.socket | None = None
     traceparent: str = ""
     cancelling: Cancelling = lambda _cancel: nullcontext()
+    is_job: bool = False
 
 
 class RequestStarter:
@@ -120,7 +122,7 @@ class RequestStarter:
             caller.cancelling(context.cancel),
         ):
             try:
-                with self._turns.taken(context):
+                with self._turns.taken(context, is_job=caller.is_job):
                     self._start(context)
                     yield StartedRequest(context, self._fanout, policy)
             finally:

@@ -145,6 +145,7 @@ class SessionTurns:
         self._queue_bound = queue_bound
         self._lock = threading.Lock()
         self._models: dict[str, _ModelTurns] = {}
+        self._num_awaited = 0
 
     @property
     def num_waiting(self) -> int:
@@ -154,8 +155,14 @@ class SessionTurns:
         num_here = sum(place.num_branches for place in places if place.request is not None)
         return num_here + self._admission.num_waiting
 
+    @property
+    def num_awaited(self) -> int:
+        """Requests that run, or wait for their turn, and whose clients wait: all but jobs."""
+        with self._lock:
+            return self._num_awaited
+
     @contextmanager
-    def taken(self, context: RequestContext) -> Iterator[None]:
+    def taken(self, context: RequestContext, *, is_job: bool = False) -> Iterator[None]:
         """Wait for the turn of the request's session; the block is the request's run.
 
         Raises:
@@ -163,6 +170,17 @@ class SessionTurns:
             DeadlineExceeded: its turn did not come in time.
             TercetError: the reason for which it was cancelled while it waited.
         """
+        with self._lock:
+            self._num_awaited += not is_job
+        try:
+            with self._turn(context):
+                yield
+        finally:
+            with self._lock:
+                self._num_awaited -= not is_job
+
+    @contextmanager
+    def _turn(self, context: RequestContext) -> Iterator[None]:
         if context.spec.session is None:
             yield
             return

@@ -173,12 +173,11 @@ class JobExecutor:
     def _wait(self) -> None:
         """Until there may be work."""
         with self._changed:
-            is_blocked = self._paused_until > time.monotonic() or not self._has_room()
             self._changed.wait_for(
-                lambda: self._is_stopping or (self._is_woken and not is_blocked),
-                timeout=ROOM_POLL_S if is_blocked else POLL_S,
+                lambda: self._is_stopping or (self._is_woken and self._may_lease),
+                timeout=POLL_S if self._may_lease else ROOM_POLL_S,
             )
-            self._is_woken = self._is_woken and is_blocked
+            self._is_woken = self._is_woken and not self._may_lease
 
     def _renew(self) -> None:
         for running in self._running_jobs():
@@ -187,7 +186,7 @@ class JobExecutor:
 
     def _lease(self) -> None:
         """Start jobs while there is room for them."""
-        while not self._is_stopping and time.monotonic() >= self._paused_until and self._has_room():
+        while not self._is_stopping and self._may_lease:
             if len(self._running) >= self._num_threads or (job := self.queue.lease()) is None:
                 return
             running = _RunningJob(job)
@@ -195,6 +194,10 @@ class JobExecutor:
                 self._running[job.id] = running
             log.info("job_started", **_described(job))
             self._threads.submit(self._run_job, running)
+
+    @property
+    def _may_lease(self) -> bool:
+        return time.monotonic() >= self._paused_until and self._has_room()
 
     def _running_jobs(self) -> list[_RunningJob]:
         with self._changed:

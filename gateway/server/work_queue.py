@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from gateway.pool.fair_queue import FairQueue
 from gateway.server.connections import LARGE_BYTES, Connection, Phase
-from shared.cpu_share import pause_after
+from shared.cpu_share import SHARE, pause_after
 
-# After a large request the next of its class waits for this time, in seconds per byte. To parse a MB takes 2.5 ms of
-# CPU time, so a class spends at most a sixth of a core on it. Beside 20 contexts of 1 MB and 50 requests for jobs, both
-# at once, the p99 of completions of another key was 246 to 297 ms without this, and 197 to 245 ms with it (medians of
-# five: 278 and 232; measured by hand, when bodies were still copied four times; AMD EPYC, Zen 4, two cores).
-LARGE_S_PER_BYTE = 15e-9
+# What a large request costs the gateway, in seconds of CPU time per byte: 9.3 to 10.3 ms for a context of 1 MB (AMD
+# EPYC, Zen 4).
+CPU_S_PER_BYTE = 10e-9
+# After a large request the next of its class waits for this time, so that a class spends a quarter of a core on them.
+LARGE_S_PER_BYTE = CPU_S_PER_BYTE / SHARE
 # The longest pause of a class that yields to another, which takes `shared.cpu_share.SHARE` of a core if none is longer.
 # Beside 150 `GET /metrics` a second, the p99 of completions of another key was 224 to 269 ms without pauses, and 174 to
 # 201 ms with them (four times each, measured by hand, AMD EPYC, Zen 4, two cores). There is a longest one so that a

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import falcon.inspect
@@ -13,10 +14,15 @@ import msgspec
 import pytest
 
 from gateway.api.schema import parse_autocomplete_request
+from gateway.app import has_room_for_job
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE
+from gateway.generation.request import RequestContext
+from gateway.generation.turns import SessionTurns
 from shared.errors import InvalidRequest
 from shared.plan import Model, Plan, make_slots, write_plan
 from tests.gateway.conftest import Gateway, MakeGateway
+from tests.gateway.generation.stubs import make_spec
+from tests.gateway.pool.reservations import make
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,3 +133,21 @@ def test_an_exposed_address_is_logged(
     assert len(found) == (exposure is not None)
     if exposure is not None:
         assert found[0] | exposure | {"address": "0.0.0.0:8000", "level": "warning"} == found[0]
+
+
+@pytest.mark.parametrize(
+    ("device", "num_awaited", "most"), [("cpu", 0, 4), ("cpu", 1, 1), ("cpu", 7, 2), ("cpu", 40, 4), ("cuda:0", 1, 4)]
+)
+def test_jobs_keep_to_their_share(device: str, num_awaited: int, most: int) -> None:
+    admission = make([("small", 1)], device=device, max_batch=48)
+    turns = SessionTurns(admission, queue_bound=12)
+    with ExitStack() as stack:
+        for _ in range(num_awaited):
+            stack.enter_context(turns.taken(RequestContext(make_spec(10.0))))
+        assert has_room_for_job(admission, turns, most - 1)
+        assert not has_room_for_job(admission, turns, most)
+
+
+def test_no_job_starts_while_no_slot_is_warm() -> None:
+    admission = make([("small", 1)], warm=False)
+    assert not has_room_for_job(admission, SessionTurns(admission, queue_bound=12), 0)

@@ -20,7 +20,7 @@ from shared.api_keys import new_key
 from tests.chaos.http_client import Answer, completion_request, exchange, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
-from tests.e2e.harness import Tercet
+from tests.e2e.harness import Tercet, until
 
 NUM_OTHERS = 2  # clients of the other key
 MIB_TEXT = "The old man looked at the sea, and said nothing. " * 21_000
@@ -28,8 +28,11 @@ JOB = {"context": "The old man looked at the sea and", "length": 4, "n": 1}
 PROMPT = {"prompt": "The old man"}
 LATE = re.compile(rb"deadline|No completion was ready in time")
 # The other key's answers in each calm, and beside each burst and pair. What is calm changes from minute to minute, so a
-# calm precedes each; the p99 beside a burst is compared with that of all answers in a calm.
-NUM_CALM, NUM_COMPARED = 20, 100
+# calm precedes each, once the jobs of earlier bursts have ended; the p99 beside a burst is compared with that of all
+# answers in a calm.
+NUM_CALM, NUM_COMPARED = 20, 200
+# How long the jobs of a burst may take.
+JOBS_END_S = 120
 # A burst is sent until there are as many answers, at most once in this time. Without a pause it would be a flood, of
 # more requests than the machine can refuse.
 PERIOD_S = 1.0
@@ -158,6 +161,7 @@ class _Row:
             fault: makes the store of the jobs hang.
             share: of each burst's requests.
         """
+        until(self._has_no_jobs, JOBS_END_S, "the jobs of the last burst have ended")
         calm = self._load()
         with calm.running():
             calm.wait_for(NUM_CALM)
@@ -193,6 +197,11 @@ class _Row:
         self._num_answers += len(load.answers)
         before, self._pids = self._pids, _pids(self._tercet)
         self._findings.require(before == self._pids, f"{name}: a worker was replaced")
+
+    def _has_no_jobs(self) -> bool:
+        time.sleep(0.2)
+        metrics = self._tercet.client.get("/metrics", headers=self._tercet.key_headers).text
+        return "tercet_open_jobs 0.0" in metrics.splitlines()
 
     def _send(self, burst: str, share: float) -> Future[list[Answer]]:
         amount = int(share * BURSTS[burst].num_requests)

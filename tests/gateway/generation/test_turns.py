@@ -196,3 +196,13 @@ def test_a_turn_that_comes_after_the_deadline_is_an_error(start: Start) -> None:
     late = start("b", timeout_s=0.2)
     until(lambda: late.error is not None, 10, "its deadline")
     assert isinstance(late.error, DeadlineExceeded)
+
+
+def test_requests_that_clients_await_are_counted_without_jobs(turns: SessionTurns, start: Start) -> None:
+    with turns.taken(RequestContext(make_spec(10.0, session=None)), is_job=True):
+        assert turns.num_awaited == 0
+        runs = [start(None), start("a")]
+        assert turns.num_awaited == 2
+        for run in runs:
+            run.finish()
+        until(lambda: turns.num_awaited == 0, 5, "both have ended")
