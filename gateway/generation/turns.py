@@ -170,14 +170,15 @@ class SessionTurns:
             DeadlineExceeded: its turn did not come in time.
             TercetError: the reason for which it was cancelled while it waited.
         """
+        amount = 0 if is_job else 1
         with self._lock:
-            self._num_awaited += not is_job
+            self._num_awaited += amount
         try:
             with self._turn(context):
                 yield
         finally:
             with self._lock:
-                self._num_awaited -= not is_job
+                self._num_awaited -= amount
 
     @contextmanager
     def _turn(self, context: RequestContext) -> Iterator[None]:

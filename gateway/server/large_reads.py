@@ -1,4 +1,4 @@
-"""The rate at which large requests are read: a burst of them arrives over a second, not in one moment.
+"""The rate at which large requests are read: a burst of them arrives over seconds, not in one moment.
 
 Reading costs CPU time: two copies and the page faults of new memory. The second copy alone takes 0.9 ms per MB
 (measured by hand, AMD EPYC, Zen 4). The thread that does it also reads the small requests of others, and the cores are

@@ -16,10 +16,12 @@ from gateway.pool.fair_queue import FairQueue
 from gateway.server.connections import LARGE_BYTES, Connection, Phase
 from shared.cpu_share import SHARE, pause_after
 
-# What a large request costs the gateway, in seconds of CPU time per byte: 9.3 to 10.3 ms for a context of 1 MB (AMD
-# EPYC, Zen 4).
+# What a large request costs the gateway at most, in seconds of CPU time per byte: 9.3 to 10.3 ms for a context of 1 MB,
+# 4.8 for feedback, 3.1 for an unknown path (measured by hand, AMD EPYC, Zen 4). Texts to tokenize cost more, and have a
+# pace of their own in `gateway.pool.tokenizing`.
 CPU_S_PER_BYTE = 10e-9
-# After a large request the next of its class waits for this time, so that a class spends a quarter of a core on them.
+# After a large request the next of its class waits for this time, so that a class spends at most a quarter of a core on
+# them.
 LARGE_S_PER_BYTE = CPU_S_PER_BYTE / SHARE
 # The longest pause of a class that yields to another, which takes `shared.cpu_share.SHARE` of a core if none is longer.
 # Beside 150 `GET /metrics` a second, the p99 of completions of another key was 224 to 269 ms without pauses, and 174 to

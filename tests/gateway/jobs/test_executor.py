@@ -249,15 +249,17 @@ def test_no_job_starts_without_room(sqlite_queue: JobQueue, job: Job, execute: M
 
 
 def test_the_end_of_a_job_makes_room_for_the_next_at_once(
-    sqlite_queue: JobQueue, execute: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+    sqlite_queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_module, "ROOM_POLL_S", 60.0)
     ids = [sqlite_queue.submit("o", b"{}")[0].id for _ in range(3)]
     executor = JobExecutor(sqlite_queue, num_threads=2, has_room=lambda: executor.num_running < 1)
     executor.start(compute_at_once)
-    assert [wait_for_end(sqlite_queue, job_id).state for job_id in ids] == ["succeeded"] * 3
-    executor.stop()
-    executor.join(10)
+    try:
+        assert [wait_for_end(sqlite_queue, job_id).state for job_id in ids] == ["succeeded"] * 3
+    finally:
+        executor.stop()
+        executor.join(10)
 
 
 def test_at_most_num_threads_jobs_run(sqlite_queue: JobQueue, execute: MakeExecutor) -> None:
