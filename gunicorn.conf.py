@@ -16,6 +16,7 @@ if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` scrip
     sys.path.insert(0, root)
 
 from shared.errors import StartError
+from shared.log_stream import start_log_thread, use_log_streams
 from shared.masters.generations import START_FAILED_EXIT_CODE, WORKERS_DIED_EXIT_CODE, Generations
 from shared.masters.run_directory import file_identity, lock_run_directory, restore_lock, restore_run_directory
 from shared.masters.startup import (
@@ -31,7 +32,13 @@ from shared.masters.startup import (
 )
 from shared.masters.worker_life import WorkerLife
 from shared.plan import PLAN_FILE, write_plan
-from shared.process import forbid_core_dumps, forbid_core_files, map_large_blocks, raise_descriptor_limit
+from shared.process import (
+    forbid_core_dumps,
+    forbid_core_files,
+    map_large_blocks,
+    open_standard_streams,
+    raise_descriptor_limit,
+)
 from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
@@ -46,6 +53,8 @@ ENTRY_THREADS = 4
 # Threads for health, metrics and refusals while all others wait for a branch.
 GATEWAY_RESERVE_THREADS = 16
 
+open_standard_streams()
+use_log_streams()
 role = os.environ.get("TERCET_ROLE", "")
 if role not in {"gateway", "workers"}:
     sys.exit("Set TERCET_ROLE=gateway or TERCET_ROLE=workers; `tercet serve` starts both.")
@@ -193,6 +202,7 @@ def post_fork(server: Any, worker: Any) -> None:
         # The codes with which gunicorn ends a worker that cannot start halt the pool. While others serve, they go on.
         server.WORKER_BOOT_ERROR = server.APP_LOAD_ERROR = START_FAILED_EXIT_CODE
     forbid_core_dumps()
+    start_log_thread()
     worker.life.begin()
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
+from shared.process import open_standard_streams
 from shared.version import tercet_version
 
 # In the order of `tercet --help`: a function, or a group of commands.
@@ -32,7 +33,6 @@ COMMANDS = {
     "calibrate": "deploy.calibrate.command:calibrate",
     "deploy": "deploy.aws.command:deploy_commands",
 }
-err = make_console(stderr=True)
 
 
 class LazyGroup(TyperGroup):
@@ -85,8 +85,10 @@ def options(
 
 def main() -> None:
     """Run the command line. A `StartError` is printed as one sentence, with exit code 1."""
+    open_standard_streams()
     try:
         cli()
     except StartError as error:
+        err = make_console(stderr=True)
         err.print(labelled("tercet:", "red", str(error)), soft_wrap=True)
         sys.exit(1)

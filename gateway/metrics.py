@@ -10,7 +10,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from shared.metrics import SlotCollector
+from shared.metrics import LogCollector, SlotCollector
 from shared.protocol import State
 from shared.version import tercet_version
 
@@ -32,6 +32,7 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._registry.register(SlotCollector(lambda: slot_states().items()))
+        self._registry.register(LogCollector())
         build = Gauge("tercet_build_info", "1; the labels say what runs", ["version"], registry=self._registry)
         build.labels(tercet_version()).set(1)
         counter = partial(Counter, registry=self._registry)

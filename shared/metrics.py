@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shared.log_stream import num_dropped_records
 from shared.protocol import SlotState, State
 
 _GAUGES: list[tuple[str, str, Callable[[State], float]]] = [
@@ -44,6 +45,7 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "failures": ("Failures of the slot's engine, by kind", "kind"),
     "restarts": ("Workers that replaced a worker which ended without a successor", None),
     "reloads": ("Reloads of the slot (SIGHUP), by outcome", "outcome"),
+    "log_records_dropped": ("Log records that the slot's worker and its master could not write", None),
 }
 
 
@@ -85,3 +87,11 @@ class SlotCollector(Collector):
                     if name == key:
                         counter.add_metric([slot, label] if label else [slot], total)
             yield counter
+
+
+class LogCollector(Collector):
+    """Exports the log records that this process dropped."""
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Log records that the gateway and its master could not write"
+        yield CounterMetricFamily("tercet_log_records_dropped", text, value=num_dropped_records())

@@ -1,7 +1,7 @@
 """Logging: JSON lines on standard error, one event per line, with role and slot, never with a prompt.
 
 Tercet, gunicorn and libraries log through the same processors. Tercet's own events skip the `logging` module, which
-takes many times as long. Standard error is what the supervisor, systemd and containers collect.
+takes many times as long. Standard error is what systemd and containers collect; in a server it is a `LogStream`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from shared.api_keys import KEY_PREFIX
 from shared.errors import StartError
+from shared.log_stream import LogStream
 
 # torch raises RuntimeError.
 ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)
@@ -105,6 +106,16 @@ def logging_config(role: str, level: str) -> dict[str, Any]:
 
 def configure_structlog(role: str, level: str) -> None:
     """Configure Tercet's own events as `logging_config` configures those of libraries."""
+    if isinstance(sys.stderr, LogStream):
+        processors = [*_base_processors(role), *_renderers()]
+
+        def resumed_line(num_dropped: int) -> str:
+            event: Any = {"event": "log_resumed", "num_dropped": num_dropped}
+            for process in processors:
+                event = process(None, "warning", event)
+            return f"{event}\n"
+
+        sys.stderr.resumed_line = resumed_line
     structlog.configure(
         processors=[*_base_processors(role), *_renderers()],
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),

@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shared import wire
 from shared.errors import PROBLEM_JSON, ClientGone, TercetError
 from shared.hangups import HangupWatcher
+from shared.log_stream import finish_log
 from shared.masters.run_directory import holding_device
 from shared.metrics import SlotCollector
 from shared.plan import Plan, Slot, read_plan
@@ -245,4 +246,5 @@ def make_service(
 def _exit_process(failure: EngineFailure, last_words_s: float) -> None:
     time.sleep(last_words_s)
     log.error("worker_ended", reason=failure.detail, exit_code=FATAL_EXIT_CODE)
+    finish_log()
     os._exit(FATAL_EXIT_CODE)

@@ -14,7 +14,6 @@ save ("CPU per answer").
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import select
 import selectors
@@ -33,6 +32,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from shared import wire
 from shared.errors import StartError, TercetError
+from shared.log_stream import finish_log, num_dropped_records
 from shared.masters.generations import START_FAILED_EXIT_CODE
 from shared.masters.run_directory import file_identity, restore_run_directory
 from shared.masters.worker_life import LifePhase
@@ -117,7 +117,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             age=self.age,
             # A reload is a decision of the operator, so its successors load without a delay.
             num_failures=0 if self._has_predecessor else self.leases.num_failures(self.slot_index),
-            read_counts=partial(self.leases.counts, self.slot_index),
+            read_counts=self._read_counts,
             read_certificate_expiry=self._certificate_expiry,
             on_change=self._wake,
         )
@@ -133,8 +133,11 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             self.life.end()
             # The interpreter would wait for threads that answer, and abort in the thread that loads.
             if not self.service.close() or self._num_busy:
-                logging.shutdown()
+                finish_log()
                 os._exit(0)
+
+    def _read_counts(self) -> dict[str, float]:
+        return {**self.leases.counts(self.slot_index), "log_records_dropped": float(num_dropped_records())}
 
     def _certificate_expiry(self) -> float:
         tls = None if self.pool_access is None else self.pool_access.tls
@@ -369,5 +372,5 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
     def _end_reload(self) -> None:
         """End a successor that cannot load. Its predecessor serves on, so a retry can wait for the next reload."""
         log.error("reload_failed", slot=self.slot_index, reason=self.service.state().reason)
-        logging.shutdown()
+        finish_log()
         os._exit(START_FAILED_EXIT_CODE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +14,7 @@ from deploy.sagemaker import sagemaker_environment
 from deploy.supervisor import ROLES, Supervisor
 from deploy.terminal import make_console
 from shared.errors import StartError
+from shared.log_stream import use_log_streams
 from shared.settings import Settings, service_links
 from shared.telemetry import configure_logging
 from shared.tracing import require_opentelemetry
@@ -53,6 +53,7 @@ def serve(
     settings = Settings.load(os.environ)
     if settings.server.traces:
         require_opentelemetry()
+    use_log_streams()
     configure_logging("serve", settings.server.log)
     if links := service_links(os.environ):
         log.info("service_links_ignored", variables=links)
@@ -62,6 +63,4 @@ def serve(
     downloads: Downloads = "default" if fetch else "named"
     supervisor = Supervisor(settings, os.environ, make_console(), roles, idle_status=idle_status, downloads=downloads)
     code = supervisor.run()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)  # all is cleaned up, and the interpreter's own shutdown takes a part of a second

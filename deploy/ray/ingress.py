@@ -35,6 +35,7 @@ from shared.errors import (
     TercetError,
     Unauthorized,
 )
+from shared.log_stream import start_log_thread, use_log_streams
 from shared.pool_keys import is_pool_key, watch_pool_keys
 from shared.protocol import Failed, State
 from shared.settings import Settings
@@ -68,6 +69,8 @@ class Ingress:
             StartError: `TERCET_POOL_KEY` is not set, or its file is wrong. Serve shows the text in `serve status`.
         """
         settings = Settings.load(os.environ)
+        use_log_streams()
+        start_log_thread()
         configure_structlog("ingress", settings.server.log)
         if settings.remote.pool_key is None:
             raise StartError(

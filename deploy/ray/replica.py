@@ -26,6 +26,7 @@ from deploy.ray.replies import Acceptance, Refusal, refusal_of
 from shared import wire
 from shared.cpu_features import num_cores
 from shared.errors import StartError, TercetError
+from shared.log_stream import start_log_thread, use_log_streams
 from shared.plan import Plan
 from shared.settings import ModelSpec, Settings
 from shared.telemetry import configure_structlog
@@ -50,6 +51,8 @@ class WorkerReplica:
                 the text in `serve status` and starts the replica again.
         """
         settings = worker_settings(config, Settings.load(os.environ))
+        use_log_streams()
+        start_log_thread()
         configure_structlog("workers", settings.server.log)
         plan = make_plan(settings, os.environ)
         slot = plan.slots[0]

@@ -192,8 +192,8 @@ class JobExecutor:
             running = _RunningJob(job)
             with self._changed:
                 self._running[job.id] = running
-            log.info("job_started", **_described(job))
             self._threads.submit(self._run_job, running)
+            log.info("job_started", **_described(job))
 
     @property
     def _may_lease(self) -> bool:

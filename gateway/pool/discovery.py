@@ -81,6 +81,6 @@ class Discovery:
         self._is_failing = False
         if addresses and addresses != self._addresses:
             shown = sorted(addresses)[:MAX_SHOWN]
-            log.info("addresses_changed", host=self._host, addresses=shown, num_addresses=len(addresses))
             self._addresses = addresses
             self._on_change(addresses)
+            log.info("addresses_changed", host=self._host, addresses=shown, num_addresses=len(addresses))

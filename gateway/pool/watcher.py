@@ -132,10 +132,10 @@ class PoolWatcher:
                 slot = Slot(self._next_index, "", url.model, "", 0, remote=remote)
                 self._indices[key] = slot.index
                 self._next_index += 1
-                log.info("slot_added", slot=slot.index, model=slot.model, host=url.host, address=str(remote))
                 self._make_client(slot)
                 self._admission.add(slot)
                 self._start(slot)
+                log.info("slot_added", slot=slot.index, model=slot.model, host=url.host, address=str(remote))
 
     def _remove_if_left(self, slot: Slot) -> bool:
         """Remove a slot whose address is gone, once no branch runs there."""
@@ -162,6 +162,7 @@ class PoolWatcher:
                             _check_model(slot, state)
                             if self._remove_if_left(slot):
                                 return
+                        self._admission.update(slot.index, failures.added_to(state))
                         if last is None or state.state != last.state:
                             log.info(
                                 "slot_state_changed",
@@ -171,7 +172,6 @@ class PoolWatcher:
                                 pid=state.pid,
                             )
                         last = state
-                        self._admission.update(slot.index, failures.added_to(state))
             except BranchError as error:
                 reason, code, is_lie = error.detail, error.code, error.is_lie
             if slot.remote is not None and self._remove_if_left(slot):
@@ -179,10 +179,10 @@ class PoolWatcher:
             # A worker that drains still answers, and ends each stream.
             num_failures = 0 if last is not None and last.state != "draining" else num_failures + 1
             if last is not None:
-                log.warning("slot_lost", slot=slot.index, reason=reason)
                 self._admission.update(slot.index, failures.added_to(State(state="down", reason=reason, pid=last.pid)))
                 if last.state != "draining":
                     self.clients[slot.index].abort_calls(BranchError("slot_lost", f"Its worker was lost: {reason}"))
+                log.warning("slot_lost", slot=slot.index, reason=reason)
             elif slot.remote is not None or code == MISCONFIGURED:
                 self._note_unreachable(slot, reason)
             else:
@@ -196,10 +196,10 @@ class PoolWatcher:
 
     def _note_unreachable(self, slot: Slot, reason: str) -> None:
         state = self._admission.states()[slot.index]
-        if state.reason != reason:
-            log.warning("slot_unreachable", slot=slot.index, address=str(slot.remote or ""), reason=reason)
         # An update also refuses requests whose model is no longer expected.
         self._admission.update(slot.index, msgspec.structs.replace(state, state="down", reason=reason))
+        if state.reason != reason:
+            log.warning("slot_unreachable", slot=slot.index, address=str(slot.remote or ""), reason=reason)
 
 
 def _check_protocol(state: State) -> None:

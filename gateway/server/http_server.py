@@ -56,6 +56,7 @@ from shared.errors import (
     TercetError,
     UrlTooLong,
 )
+from shared.log_stream import finish_log
 from shared.masters.leases import Leases
 from shared.masters.startup import ServerTls
 from shared.masters.worker_life import LifePhase, WorkerLife
@@ -153,6 +154,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         finally:
             # An interpreter that exits would stop these threads anywhere.
             if any(queue.num_answering for queue in self._work.values()):
+                finish_log()
                 os._exit(0)
 
     def init_signals(self) -> None:
