@@ -43,7 +43,6 @@ def test_an_error_is_printed_whole(
         raise StartError(text)
 
     monkeypatch.setattr(cli, "cli", fail)
-    monkeypatch.setattr(cli, "err", make_console(stderr=True))
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     assert capsys.readouterr().err == f"tercet: {text}\n"
