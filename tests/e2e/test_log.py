@@ -18,7 +18,14 @@ from tests.e2e.harness import START_S, Tercet, until
 
 PIPE_BYTES = 65536
 NUM_REQUESTS = 20
-SETTINGS = {"models": "embedded*2", "grace_s": "6", "log": "debug"}
+HANG = 77  # the seed whose step hangs; the watchdog then writes where, and ends the worker
+SETTINGS = {
+    "models": "embedded*2",
+    "grace_s": "6",
+    "log": "debug",
+    "hang_s": "2",
+    "test_faults": f"{HANG}=hang",
+}
 
 
 class LoggedTercet(Tercet):
@@ -52,7 +59,7 @@ class LoggedTercet(Tercet):
         return sum(float(line.split()[-1]) for line in lines if line.startswith("tercet_log_records_dropped_total"))
 
     def serve_all(self) -> None:
-        """Answer completions, replace a killed worker and a killed gateway, and reload."""
+        """Answer completions, and replace a killed worker and a killed gateway."""
         for _ in range(NUM_REQUESTS):
             assert len(self.ask(length=2)["sentences"]) == 3
         assert self.client.post("/autocomplete", content=b"{").status_code == 400
@@ -63,12 +70,12 @@ class LoggedTercet(Tercet):
             process.wait()
             until(self._answers, 30, "an answer after a worker was killed")
         self.wait_until_warm()
+
+    def reload(self) -> None:
         before = {slot["pid"] for slot in self.slots()}
         self.process.send_signal(signal.SIGHUP)
         until(lambda: not before & {slot["pid"] for slot in self.slots()}, START_S, "a reload")
         self.wait_until_warm()
-        for _ in range(NUM_REQUESTS):
-            self.ask(length=2)
 
     def _answers(self) -> bool:
         try:
@@ -125,6 +132,11 @@ def test_a_log_that_is_not_read_and_then_is(tmp_path: Path) -> None:
     os.write(writer, b"\n" * PIPE_BYTES)
     with logging_to(tmp_path, writer) as tercet:
         tercet.serve_all()
+        tercet.reload()
+        before = {slot["pid"] for slot in tercet.slots()}
+        fields = {"context": "The sea", "seed": HANG, "n": 1, "max_time": 0.6}
+        assert tercet.client.post("/autocomplete", json=fields).status_code == 504
+        until(lambda: before - {slot["pid"] for slot in tercet.slots()}, 30, "the hanging worker replaced")
         num_dropped = tercet.num_dropped()  # by the master
         for _ in range(2 * MAX_QUEUED):
             tercet.client.get("/health/live")
