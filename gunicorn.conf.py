@@ -32,13 +32,7 @@ from shared.masters.startup import (
 )
 from shared.masters.worker_life import WorkerLife
 from shared.plan import PLAN_FILE, write_plan
-from shared.process import (
-    forbid_core_dumps,
-    forbid_core_files,
-    map_large_blocks,
-    open_standard_streams,
-    raise_descriptor_limit,
-)
+from shared.process import forbid_core_dumps, forbid_core_files, map_large_blocks, raise_descriptor_limit
 from shared.settings import Address, Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
@@ -53,7 +47,6 @@ ENTRY_THREADS = 4
 # Threads for health, metrics and refusals while all others wait for a branch.
 GATEWAY_RESERVE_THREADS = 16
 
-open_standard_streams()
 use_log_streams()
 role = os.environ.get("TERCET_ROLE", "")
 if role not in {"gateway", "workers"}:

@@ -2,14 +2,13 @@
 
 A reader may stop or go away, and a disk may be full. A record that cannot be written is dropped and counted. A process
 that forks has no thread, so it writes only what the descriptor takes at once; after the fork, `start_log_thread` puts a
-bounded queue and a thread in between, which may block. Knows descriptors and text, not events.
+bounded queue and a thread in between, which waits. Knows descriptors and text, not events.
 """
 
 from __future__ import annotations
 
 import atexit
 import io
-import mmap
 import os
 import select
 import stat
@@ -28,6 +27,7 @@ class LogStream(io.TextIOBase):
     """What `sys.stdout` or `sys.stderr` is in a server. Thread-safe once its thread has started.
 
     Attributes:
+        num_dropped: records dropped by this process, and by its master before the fork.
         resumed_line: the record to write when records are taken again, from the number of those dropped meanwhile.
     """
 
@@ -36,6 +36,8 @@ class LogStream(io.TextIOBase):
         Args:
             number: the inherited descriptor.
         """
+        self.num_dropped = 0
+        self.resumed_line: Callable[[int], str] | None = None
         self._number = number
         self._descriptor, self._max_piece = _unblocked(number)
         self._poll = select.poll()
@@ -43,11 +45,7 @@ class LogStream(io.TextIOBase):
         self._unsent = b""  # rest of a record that was written in part
         self._queue: SimpleQueue[bytes | threading.Event] | None = None
         self._lock = threading.Lock()
-        # Records dropped: by the process that forks, in memory that it shares with its children, and by this thread's.
-        self._num_unblocked = memoryview(mmap.mmap(-1, 8)).cast("q")
-        self._num_queued = 0
         self._num_reported = 0
-        self.resumed_line: Callable[[int], str] | None = None
 
     def writable(self) -> bool:
         return True
@@ -59,15 +57,10 @@ class LogStream(io.TextIOBase):
         """A descriptor on which a write does not block, as far as there is one: `faulthandler` writes to it."""
         return self._descriptor
 
-    @property
-    def num_dropped(self) -> int:
-        """Records dropped by this process and its master."""
-        return self._num_queued + self._num_unblocked[0]
-
     def write(self, text: str, /) -> int:
         record = text.encode(errors="backslashreplace")
         if self._queue is None:
-            self._write_unblocked(record)
+            self._write(record, timeout_ms=0)
         elif self._queue.qsize() < MAX_QUEUED:
             self._queue.put(record)
         else:
@@ -76,7 +69,7 @@ class LogStream(io.TextIOBase):
 
     def start(self) -> None:
         """Let a thread write from now on. To be called after the last fork."""
-        self._unsent, self._queue, self._num_reported = b"", SimpleQueue(), 0
+        self._unsent, self._queue, self._num_reported = b"", SimpleQueue(), self.num_dropped
         threading.Thread(target=self._run, args=(self._queue,), name="log", daemon=True).start()
         atexit.register(self.finish)
 
@@ -92,53 +85,56 @@ class LogStream(io.TextIOBase):
             item = queue.get()
             if isinstance(item, threading.Event):
                 item.set()
-            elif self._write_blocking(item) and queue.empty() and (line := self._report()):
-                self._write_blocking(line)
+            else:
+                self._write(item, timeout_ms=None)
 
-    def _write_blocking(self, record: bytes) -> bool:
-        while record:
-            try:
-                record = record[os.write(self._number, record) :]
-            except BlockingIOError:  # a process that shares the file has made it non-blocking
-                select.select([], [self._number], [])
-            except OSError:
-                self._drop()
-                return False
-        return True
+    def _write(self, record: bytes, timeout_ms: int | None) -> None:
+        """Write a record, or drop it; the rest of one that has begun follows with the next.
 
-    def _write_unblocked(self, record: bytes) -> None:
-        data, num_written = self._unsent + record, 0
+        Args:
+            timeout_ms: longest wait for room; None waits for as long as it takes.
+        """
+        data = self._unsent + record
         try:
-            while num_written < len(data) and self._poll.poll(0):
-                num_written += os.write(self._descriptor, data[num_written:][: self._max_piece])
-        except BlockingIOError:
-            pass
+            while data and self._poll.poll(timeout_ms):
+                with suppress(BlockingIOError):  # another process was faster
+                    data = data[os.write(self._descriptor, data[: self._max_piece]) :]
         except OSError:
-            self._unsent, num_written, data = b"", 0, record
-        if num_written > len(self._unsent) or not record:
-            self._unsent = data[num_written:]  # follows with the next record
-        else:
-            self._unsent = self._unsent[num_written:]
+            data = record
+        num_unsent = len(data) - len(record)  # of the record before; negative if this one has begun
+        self._unsent = data if num_unsent < 0 else data[:num_unsent]
+        if num_unsent >= 0 and record:
             self._drop()
-        if not self._unsent and num_written and (line := self._report()):
-            self._write_unblocked(line)
+        elif not data and (self._queue is None or self._queue.empty()):
+            self._report()
 
     def _drop(self) -> None:
-        if self._queue is None:
-            self._num_unblocked[0] += 1
-            return
         with self._lock:
-            self._num_queued += 1
+            self.num_dropped += 1
 
-    def _report(self) -> bytes:
-        """The line about records that were dropped since the last one; empty if there are none."""
-        num_dropped = self._num_unblocked[0] if self._queue is None else self._num_queued
-        num_new, self._num_reported = num_dropped - self._num_reported, num_dropped
-        return self.resumed_line(num_new).encode() if num_new and self.resumed_line is not None else b""
+    def _report(self) -> None:
+        """Write the line about the records dropped since the last one, if there are any."""
+        num_new, self._num_reported = self.num_dropped - self._num_reported, self.num_dropped
+        if num_new and self.resumed_line is not None:
+            self._write(self.resumed_line(num_new).encode(), timeout_ms=0)
+
+
+def open_standard_streams() -> None:
+    """Open those of the descriptors 0, 1 and 2 that are closed, on /dev/null.
+
+    Else the next file or socket gets the number, and what prints writes into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as the process
 
 
 def use_log_streams() -> None:
     """Let all that this process prints and logs go through log streams."""
+    open_standard_streams()
     if not isinstance(sys.stderr, LogStream):
         sys.stdout, sys.stderr = cast(TextIO, LogStream(1)), cast(TextIO, LogStream(2))
 
@@ -155,7 +151,6 @@ def finish_log() -> None:
 
 
 def num_dropped_records() -> int:
-    """Log records dropped by this process and its master."""
     return sys.stderr.num_dropped if isinstance(sys.stderr, LogStream) else 0
 
 

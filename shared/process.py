@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import sys
 from pathlib import Path
@@ -15,19 +14,6 @@ _M_MMAP_THRESHOLD = -3  # <malloc.h>
 MMAP_THRESHOLD_BYTES = 128 << 10
 _mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 1)  # only glibc has it
 prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)  # only Linux has it
-
-
-def open_standard_streams() -> None:
-    """Open those of the descriptors 0, 1 and 2 that are closed, on /dev/null.
-
-    Else the next file or socket gets the number, and what prints writes into it.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as the process
 
 
 def forbid_core_files() -> None:
