@@ -88,7 +88,7 @@ def check_gpus(devices: Iterable[str], dtype: str, environ: Mapping[str, str]) -
         problem = driver_problem(gpu.name, gpu.capability, gpu.driver, cuda)
         if gpu.capability is not None:
             problem = (
-                build_problem(gpu.name, gpu.capability, cuda, None)
+                build_problem(gpu.name, gpu.capability, cuda, None, gpu.driver)
                 or problem
                 or dtype_problem(gpu.name, gpu.capability, dtype)
             )

@@ -28,8 +28,23 @@ def install_command(extra: str) -> str:
     if not _is_image():
         return pip_install(*requirements)
     names = [re.split(r"[<>=~!;\[ ]", requirement, maxsplit=1)[0] for requirement in requirements]
-    added = f"EXTRA=-c requirements/dev.txt {' '.join(names)}"
-    return shlex.join(["docker", "build", "-f", "deploy/Dockerfile", "-t", "tercet", "--build-arg", added, "."])
+    return _build_image(f"EXTRA=-c requirements/dev.txt {' '.join(names)}")
+
+
+def torch_command(release: str, tag: str, indexes: str) -> str:
+    """A shell command that replaces the installed torch by another build, with the libraries that this one requires.
+
+    The local part names the build: without it, any installed build satisfies pip. The installation is forced, because
+    one that was interrupted has the same version.
+
+    Args:
+        release: version of torch, like 2.13.0.
+        tag: of the build, like cu126.
+        indexes: address whose paths are the package indexes of the builds.
+    """
+    if _is_image():
+        return _build_image(f"TORCH_INDEX={indexes}/{tag}")
+    return pip_install("--force-reinstall", f"torch=={release}+{tag}", "--index-url", f"{indexes}/{tag}")
 
 
 def pip_install(*arguments: str) -> str:
@@ -47,6 +62,11 @@ def repair_command() -> str:
     if not (ROOT / "Makefile").is_file():
         return "reinstall the wheel of Tercet"
     return "rm -f .venv/serve.stamp && make setup-serve"  # also where make would find nothing to do
+
+
+def _build_image(argument: str) -> str:
+    """The command that builds another image, in a checkout."""
+    return shlex.join(["docker", "build", "-f", "deploy/Dockerfile", "-t", "tercet", "--build-arg", argument, "."])
 
 
 def _is_image() -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from shared.extras import pip_install
+from shared.extras import torch_command
 
 Capability = tuple[int, int]
+Release = tuple[int, int]
 
 OLDEST_BF16: Capability = (8, 0)
 INDEX = "https://download.pytorch.org/whl"
@@ -29,22 +31,30 @@ class Build:
     Source: the CUDA support matrix in PyTorch's RELEASE.md (of 2.11, and of 2.12 to 2.14).
 
     Attributes:
-        tag: as in the name of its package index.
+        tag: as in the name of its package index, and the local part of its version.
         cuda: version of CUDA.
         architectures: as `torch.cuda.get_arch_list()` names them.
+        oldest, newest: minor releases of torch that have this build. `newest` is None if the last one known has it.
     """
 
     tag: str
     cuda: str
     architectures: tuple[str, ...]
+    oldest: Release = (2, 11)
+    newest: Release | None = None
+
+    @property
+    def min_driver(self) -> int:
+        """Oldest major version of the driver that runs it."""
+        return MIN_DRIVERS[int(self.cuda.partition(".")[0])]
 
 
 _TURING_AND_NEWER = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 BUILDS = (
     Build("cu126", "12.6", ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")),
-    Build("cu128", "12.8", _TURING_AND_NEWER),
+    Build("cu128", "12.8", _TURING_AND_NEWER, newest=(2, 11)),
     Build("cu130", "13.0", (*_TURING_AND_NEWER, "compute_120")),
-    Build("cu132", "13.2", (*_TURING_AND_NEWER, "compute_120")),
+    Build("cu132", "13.2", (*_TURING_AND_NEWER, "compute_120"), oldest=(2, 12)),
 )
 # Oldest driver for each major version of CUDA (minor version compatibility).
 # Source: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -73,13 +83,14 @@ def dtype_problem(name: str, capability: Capability, dtype: str) -> str | None:
 
 
 def build_problem(
-    name: str, capability: Capability, cuda: str | None, architectures: Sequence[str] | None
+    name: str, capability: Capability, cuda: str | None, architectures: Sequence[str] | None, driver: str = ""
 ) -> str | None:
     """Why the installed torch does not serve a GPU, and what to install; None if it does, or if that is not known.
 
     Args:
         cuda: version of CUDA that torch was built for; None if it was built without.
         architectures: that torch has code for; None to look them up for `cuda`.
+        driver: version, like 535.183.01; empty if it is not known.
     """
     if architectures is None:
         architectures = next((build.architectures for build in BUILDS if build.cuda == cuda), None)
@@ -88,15 +99,21 @@ def build_problem(
     if cuda is not None and is_served(capability, architectures or ()):
         return None
     what = "was built without CUDA" if cuda is None else f"was built for CUDA {cuda} and has no code for this GPU"
-    fitting = [build.tag for build in BUILDS if is_served(capability, build.architectures)]
+    release = installed_release()
+    fitting = fitting_builds(release, capability)
     if not fitting:
         return (
-            f"No build of torch that Tercet runs with serves {_card(name, capability)}: name other GPUs in "
-            f"TERCET_DEVICES, or cpu ({TABLE})."
+            f"No build of torch {release} serves {_card(name, capability)}: name other GPUs in TERCET_DEVICES, or cpu "
+            f"({TABLE})."
         )
+    # A driver that is not known may be old: the builds that run with the oldest one are then the safe ones.
+    oldest = min(build.min_driver for build in fitting)
+    runnable = fitting_builds(release, capability, _major(driver) or oldest)
+    build = (runnable or fitting_builds(release, capability, oldest))[-1]
+    update = "" if runnable else f"update the driver from {driver} to {oldest} or newer, then "
     return (
-        f"{_card(name, capability)} needs another build of torch, as the installed one {what}: {_install(fitting)} "
-        f"({TABLE})."
+        f"{_card(name, capability)} needs another build of torch, as the installed one {what}: "
+        f"{update}{torch_command(release, build.tag, INDEX)} ({TABLE})."
     )
 
 
@@ -108,20 +125,43 @@ def driver_problem(name: str, capability: Capability | None, driver: str, cuda: 
         cuda: version of CUDA that torch was built for; None if it was built without.
     """
     needed = None if cuda is None else MIN_DRIVERS.get(int(cuda.partition(".")[0]))
-    major = driver.partition(".")[0]
-    if needed is None or not major.isdigit() or int(major) >= needed:
+    major = _major(driver)
+    if needed is None or major is None or major >= needed:
         return None
-    fitting = [
-        build.tag
-        for build in BUILDS
-        if int(major) >= MIN_DRIVERS[int(build.cuda.partition(".")[0])]
-        and (capability is None or is_served(capability, build.architectures))
-    ]
-    or_build = f", or install a build of torch for it: {_install(fitting)}" if fitting else ""
+    release = installed_release()
+    fitting = fitting_builds(release, capability, major)
+    or_build = (
+        f", or install a build of torch for it: {torch_command(release, fitting[-1].tag, INDEX)}" if fitting else ""
+    )
     return (
         f"The driver {driver} of {name} is too old for torch's build for CUDA {cuda}, which needs {needed} or newer: "
         f"update the driver{or_build} ({TABLE})."
     )
+
+
+def fitting_builds(release: str, capability: Capability | None, driver: int | None = None) -> list[Build]:
+    """The builds of this release of torch that serve a GPU, by version of CUDA.
+
+    Args:
+        release: version of torch, like 2.13.0.
+        capability: of the GPU; None for any.
+        driver: major version; None for any.
+    """
+    major, minor, *_ = map(int, release.split("."))
+    return [
+        build
+        for build in BUILDS
+        if build.oldest <= (major, minor) <= (build.newest or (major, minor))
+        and (capability is None or is_served(capability, build.architectures))
+        and (driver is None or driver >= build.min_driver)
+    ]
+
+
+def installed_release() -> str:
+    """The version of the torch that is installed, like 2.13.0, without what its build adds."""
+    match = re.match(r"\d+\.\d+(\.\d+)?", version("torch"))
+    assert match is not None
+    return match[0]
 
 
 def installed_cuda() -> tuple[bool, str | None]:
@@ -134,9 +174,9 @@ def installed_cuda() -> tuple[bool, str | None]:
     return True, match[1] if match else None
 
 
-def _install(tags: Sequence[str]) -> str:
-    others = f" (or {', '.join(tags[:-1])})" if tags[:-1] else ""
-    return pip_install("torch", "--index-url", f"{INDEX}/{tags[-1]}") + others
+def _major(driver: str) -> int | None:
+    major = driver.partition(".")[0]
+    return int(major) if major.isdigit() else None
 
 
 def _card(name: str, capability: Capability) -> str:

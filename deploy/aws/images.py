@@ -14,13 +14,14 @@ from pathlib import Path
 
 from deploy.aws.calls import Account
 from shared.errors import StartError
+from shared.gpu_builds import INDEX
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILE = Path("deploy/Dockerfile")
 PROGRAMS = ("docker", "podman", "buildah")
 # Package indexes of torch: for CPUs, and the CUDA build that the drivers of SageMaker's hosts run.
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-GPU_INDEX = "https://download.pytorch.org/whl/cu126"
+CPU_INDEX = f"{INDEX}/cpu"
+GPU_INDEX = f"{INDEX}/cu126"
 # Stage of the Dockerfile that SageMaker runs.
 SAGEMAKER = "sagemaker"
 

@@ -117,10 +117,19 @@ REFUSALS = {
         H100.replace("580.65.06", "535.183.01"),
         "auto",
         "13.0",
-        ("The driver 535.183.01 of NVIDIA H100", "580 or newer", "update the driver", "/cu128"),
+        ("The driver 535.183.01 of NVIDIA H100", "580 or newer", "update the driver", "+cu126"),
     ),
     "older driver": (H100.replace("580.65.06", "470.1"), "auto", "12.6", ("525 or newer: update the driver (",)),
     "no CUDA": (H100, "auto", None, ("was built without CUDA", "/cu132")),
+    "no CUDA and an old driver": (T4.replace("580.65.06", "535.183.01"), "auto", None, ("without CUDA", "/cu126")),
+    "no CUDA and an older driver": (T4.replace("580", "470"), "auto", None, ("to 525 or newer, then", "/cu126")),
+    "a driver that no build for the card runs with": (
+        "0, GPU-e, NVIDIA B200, 570.133.20, 10.0",
+        "auto",
+        "12.6",
+        ("update the driver from 570.133.20 to 580 or newer, then", "/cu132"),
+    ),
+    "a driver of which nothing is known": (T4.replace("580.65.06", "[N/A]"), "auto", None, ("without CUDA", "/cu126")),
     "newer than the build": ("0, GPU-e, NVIDIA B200, 580.65.06, 10.0", "auto", "12.6", ("NVIDIA B200", "/cu132")),
 }
 SERVED = {

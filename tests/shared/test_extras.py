@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from shared import extras
 from shared.errors import StartError
-from shared.extras import ROOT, install_command, pip_install, repair_command
+from shared.extras import ROOT, install_command, pip_install, repair_command, torch_command
 from shared.tracing import require_opentelemetry
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -52,6 +52,8 @@ def test_the_image_is_built_again_with_pinned_packages(tmp_path: Path, monkeypat
     pins = (ROOT / "requirements/dev.txt").read_text()
     assert all(f"\n{name}==" in pins for name in packages)
     assert repair_command() == "build the image again"
+    *command, argument, context = shlex.split(torch_command("2.13.0", "cu126", "https://index.example/whl"))
+    assert (command[:2], argument, context) == (["docker", "build"], "TORCH_INDEX=https://index.example/whl/cu126", ".")
 
 
 def test_traces_without_opentelemetry_are_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: Capability,
         ("Tesla T4", (7, 5), BUILDS[2], "bf16", "Tesla T4 .* computes no bf16: set TERCET_DTYPE=fp16 or auto"),
         ("Tesla V100", (7, 0), BUILDS[2], "auto", "Tesla V100 .* CUDA 13.0 .*/cu126"),
         ("NVIDIA B200", (10, 0), BUILDS[0], "auto", "NVIDIA B200 .*/cu132"),
+        # The worker knows no driver: the build for the oldest one.
+        ("Tesla T4", (7, 5), Build("own", "13.0", ("sm_80",)), "auto", r"Tesla T4 .*torch==[\d.]+\+cu126 .*/cu126"),
     ],
 )
 def test_a_gpu_that_torch_does_not_serve_is_refused_by_name(
