@@ -13,13 +13,19 @@ SERVE := $(VENV)/serve.stamp
 KERNEL_SOURCES := $(wildcard workers/engine/cpu/kernel_source/*.* workers/engine/cpu/kernel_source/sets/*) \
 	workers/engine/cpu/layouts.py shared/cpu_features.py
 DEV := $(VENV)/dev.stamp
+# cpu, cuda or default selects the build of torch; empty: the machine does (requirements/torch_build.py). The stamp holds
+# the selection, which stays until another is given: that replaces torch.
+TORCH_STAMP := $(VENV)/torch.stamp
+TORCH ?= $(file <$(TORCH_STAMP))
+TORCH := $(TORCH)
+export TORCH
 # pip-audit, cyclonedx-py, check-jsonschema and uv, apart from what Tercet imports.
 TOOLS := build/tools/tools.stamp
 # Completions clients, apart as well: together they require other versions of Tercet's own dependencies.
 CLIENTS := build/clients/clients.stamp
 # A virtual environment holds absolute paths: after a move or a copy it would run the code of its old directory. The
 # stamp holds the directory it was made in; an environment from another directory is recreated.
-ifneq ($(file <$(SERVE)),$(CURDIR))
+ifneq ($(file <$(SERVE)) $(file <$(TORCH_STAMP)),$(CURDIR) $(TORCH))
 .PHONY: $(SERVE)
 endif
 
@@ -60,6 +66,7 @@ help-all: help
 	@echo 'make sbom              write build/sbom.json (CycloneDX) and compare it with requirements/'
 	@echo 'make clean             remove the set-up and all caches'
 	@echo 'make … PYTHON=/path/to/python3 selects the Python of the set-up'
+	@echo 'make … TORCH=cpu (or cuda, or default: as pip is configured) selects the build of torch, else the machine does'
 
 # `exec`: make forwards signals to its child, which must be Tercet, not a shell.
 serve: $(SERVE)
@@ -144,8 +151,9 @@ setup-serve: $(SERVE)
 # A stamp is removed first and written last, so an interrupted set-up is never mistaken for a finished one. The next
 # resumes it, unless the environment was made in another directory or with another Python. pip writes a package's RECORD
 # last: a package without one was interrupted, and pip must not mistake it for an installed one.
-$(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt \
-		requirements/compiler.txt pyproject.toml $(KERNEL_SOURCES)
+$(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/torch_build.py \
+		requirements/cuda.txt requirements/compiler.txt pyproject.toml $(KERNEL_SOURCES)
+	$(if $(findstring |$(TORCH)|,|cpu|cuda|default||),,$(error TORCH=$(TORCH) names no build of torch: set it to cpu, cuda or default, or leave it out))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo 'Tercet needs Python 3.11 or newer; $(PYTHON) is missing or older. Install it, or name one with PYTHON=/path/to/python3.' >&2; \
 		exit 1; }
@@ -161,10 +169,13 @@ $(SERVE): requirements/pip.txt requirements/serve.txt requirements/torch.txt req
 	fi
 	@for info in $(VENV)/lib/python*/site-packages/*.dist-info; do [ -e "$$info/RECORD" ] || rm -rf "$$info"; done
 	@$(PIP) $(INSTALL) --require-hashes -r requirements/pip.txt
+	@[ '$(TORCH)' = "$$(cat $(TORCH_STAMP) 2>/dev/null)" ] || { \
+		$(PIP) uninstall -qq --yes torch && printf '%s\n' '$(TORCH)' >$(TORCH_STAMP); }
+	@$(VENV)/bin/python requirements/torch_build.py >$(VENV)/torch.txt
 	@$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt numpy
 	@$(COMPILE_KERNELS) & compiler=$$!; \
 		$(PIP) $(INSTALL) --require-hashes -c requirements/serve.txt $(TORCH_REQUIRES) && \
-		$(PIP) $(INSTALL) -r requirements/torch.txt -c $(CUDA_PINS) && \
+		$(PIP) $(INSTALL) -r $(VENV)/torch.txt -c $(CUDA_PINS) && \
 		$(PIP) $(INSTALL) --require-hashes -r requirements/serve.txt && \
 		$(PIP) $(INSTALL) --require-hashes --target build/backend -r requirements/backend.txt && \
 		PYTHONPATH=build/backend $(PIP) install -qq --no-deps --no-build-isolation --no-index -e . && \

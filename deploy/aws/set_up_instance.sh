@@ -8,7 +8,7 @@ set -euo pipefail
 sources=$(cd "$(dirname "$0")/../.." && pwd)
 dnf install -y make python3.11 python3.11-pip
 cd "$sources"
-make setup-serve PYTHON=/usr/bin/python3.11
+make setup-serve PYTHON=/usr/bin/python3.11 # without a GPU torch's CPU build; TORCH=cuda in the environment overrules that
 .venv/bin/pip install --no-cache-dir -e '.[dynamodb]'
 .venv/bin/python -m compileall -q -x py312 .venv gateway workers shared deploy
 ln -sfn "$sources" /opt/tercet

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ def test_the_audit_passes_only_when_every_package_was_audited(
 PYTHON = """#!/bin/sh
 case "$*" in
     "-m venv "*) echo venv >>$CALLS; mkdir -p $3/bin; cp $0 $3/bin/python ;;
+    "-m pip uninstall "*torch) echo replaced >>$CALLS ;;
     "-m pip "*) echo pip >>$CALLS; test ! -e $CALLS.fails ;;
     "-c import ziglang") exit 1 ;;
     "-m workers.engine.cpu.kernel_source.build") echo kernels >>$CALLS ;;
@@ -153,9 +155,16 @@ esac
 """
 
 
-def test_an_interrupted_setup_resumes_and_a_moved_one_starts_again(tmp_path: Path) -> None:
-    """The Makefile is real; a script that counts calls stands for Python, because an installation takes a minute."""
-    first, moved, calls = tmp_path / "first", tmp_path / "moved", tmp_path / "calls"
+Make = Callable[..., tuple[int, dict[str, int]]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`make setup` in a directory, with variables: its exit status, and how often it called what.
+
+    The Makefile is real; a script that counts calls stands for Python, because an installation takes a minute.
+    """
+    first, calls = tmp_path / "first", tmp_path / "calls"
     first.mkdir()
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, first)
@@ -165,10 +174,10 @@ def test_an_interrupted_setup_resumes_and_a_moved_one_starts_again(tmp_path: Pat
     python.write_text(PYTHON.replace("REAL", sys.executable))
     python.chmod(0o755)
 
-    def num_calls(directory: Path) -> tuple[int, dict[str, int]]:
+    def run(directory: Path, *variables: str) -> tuple[int, dict[str, int]]:
         calls.write_text("")
         done = subprocess.run(
-            ["make", "-C", directory, "setup", f"PYTHON={python}"],
+            ["make", "-C", directory, "setup", f"PYTHON={python}", *variables],
             env={"PATH": os.environ["PATH"], "CALLS": str(calls)},
             capture_output=True,
             check=False,
@@ -176,19 +185,47 @@ def test_an_interrupted_setup_resumes_and_a_moved_one_starts_again(tmp_path: Pat
         made = calls.read_text().split()
         return done.returncode, {call: made.count(call) for call in set(made)}
 
+    return run
+
+
+def test_an_interrupted_setup_resumes_and_a_moved_one_starts_again(make: Make, tmp_path: Path) -> None:
+    first, moved = tmp_path / "first", tmp_path / "moved"
     (tmp_path / "calls.fails").touch()
-    assert num_calls(first) == (2, {"venv": 1, "pip": 1})
+    assert make(first) == (2, {"venv": 1, "pip": 1})
     (tmp_path / "calls.fails").unlink()
     half_installed = first / ".venv/lib/python3/site-packages/torch-2.dist-info"
     half_installed.mkdir(parents=True)
-    status, resumed = num_calls(first)
+    status, resumed = make(first)
     assert status == 0
     assert "venv" not in resumed
     assert resumed["pip"] > 1
     assert resumed["kernels"] == 1
     assert not half_installed.exists()
-    assert num_calls(first) == (0, {})
+    assert make(first) == (0, {})
     first.rename(moved)
-    status, again = num_calls(moved)
+    status, again = make(moved)
     assert status == 0
     assert again["venv"] == 1
+
+
+def test_another_selection_of_torch_replaces_it_and_stays(make: Make, tmp_path: Path) -> None:
+    directory = tmp_path / "first"
+    status, calls = make(directory)
+    assert (status, "replaced" in calls) == (0, False)
+    status, calls = make(directory, "TORCH=cpu")
+    assert (status, calls["replaced"], "venv" in calls) == (0, 1, False)
+    assert make(directory, "TORCH=cpu") == (0, {})
+    assert make(directory) == (0, {})
+    (directory / "requirements/torch.txt").touch()  # as a newer version does
+    status, calls = make(directory)
+    assert (status, "replaced" in calls) == (0, False)
+    assert (directory / ".venv/torch.stamp").read_text() == "cpu\n"
+    status, calls = make(directory, "TORCH=")  # the machine decides again
+    assert (status, calls["replaced"]) == (0, 1)
+    assert make(directory) == (0, {})
+
+
+def test_another_value_of_torch_changes_nothing(make: Make, tmp_path: Path) -> None:
+    make(tmp_path / "first")
+    assert make(tmp_path / "first", "TORCH=gpu") == (2, {})
+    assert make(tmp_path / "first") == (0, {})
