@@ -21,6 +21,10 @@ from torch import Tensor
 from workers.engine.draw import Draw, rank
 from workers.engine.request import SamplingParams
 
+# Smaller temperatures act as this one, which is their limit: divided by it, float32 logits that differ are so far apart
+# that the likeliest token has all of the probability, and none overflows a float64.
+MIN_TEMPERATURE = 1e-200
+
 # [rows, vocab] float32 and the draw of each row → logits of the same shape; the argument is never changed.
 LogitsProcessor = Callable[[Tensor, Sequence[Draw]], Tensor]
 
@@ -133,8 +137,8 @@ class Warper:
 
 
 def scale_by_temperature(scores: Tensor, temperature: Tensor) -> Tensor:
-    """scores / temperature, as transformers' TemperatureLogitsWarper."""
-    return scores / temperature
+    """scores / temperature, as transformers' TemperatureLogitsWarper; finite for every temperature above 0."""
+    return scores / temperature.clamp(min=MIN_TEMPERATURE)
 
 
 def keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from workers.engine.cpu.sampler import CpuSampler
 from workers.engine.cpu.team import ThreadTeam
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.draw import Draw
+from workers.engine.logits_processors import process
 from workers.engine.request import GeneratedToken, SamplingParams
 from workers.text.token_healing import AllowedTokens
 
@@ -82,7 +85,7 @@ def test_draws_follow_transformers_distribution(sample: SampleFn, params: Sampli
 
 params_strategy = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0, 0.5, 1.0, 2.0]),
+    temperature=st.sampled_from([0, 5e-324, 0.5, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 7, 50, 64, 65, 400]),
     top_p=st.sampled_from([0, 0.3, 0.9, 1]),
     repetition_penalty=st.sampled_from([1.0, 1.2]),
@@ -110,6 +113,34 @@ def test_other_rows_change_no_draw(sample: SampleFn, rows: list[tuple[SamplingPa
     together = sample(logits, draws)
     alone = [sample(row[None], [draw])[0] for row, draw in zip(logits, draws, strict=True)]
     assert together == alone
+
+
+@given(
+    params_strategy, st.sampled_from([5e-324, 1e-320, 2.0**-1022, 1e-200, 1e-45]), st.floats(0, 1), st.integers(0, 99)
+)
+def test_a_vanishing_temperature_draws_the_likeliest_token(
+    sample: SampleFn, params: SamplingParams, temperature: float, small: float, seed: int
+) -> None:
+    """With probability 1, so the code stays as it is; with every other parameter, at the edges of its type too."""
+    penalty = max(0.01, 100 * small)
+    params = replace(params, temperature=temperature, top_p=small, min_p=5e-324 * small, repetition_penalty=penalty)
+    draw = some_draw(params, seed)
+    logits = logits_for(seed)[None]
+    (step,) = sample(logits, [draw])
+    assert step.token_id == int(process(logits, [draw]).argmax())
+    assert step.code == pytest.approx(draw.code, abs=1e-15)
+    assert math.isfinite(step.logprob)
+
+
+def test_equally_likely_tokens_share_a_vanishing_temperature(sample: SampleFn) -> None:
+    """As at every temperature above 0."""
+    logits = torch.zeros(200, VOCAB)
+    logits[:, [17, 400]] = 5.0
+    for top_k in (0, 50):
+        params = SamplingParams(temperature=5e-324, top_k=top_k)
+        drawn = [step.token_id for step in sample(logits, [Draw(params, n, 1, first_code(n)) for n in range(200)])]
+        assert set(drawn) == {17, 400}
+        assert 90 < drawn.count(17) < 110
 
 
 def test_score_is_under_the_unmodified_distribution(sample: SampleFn) -> None:

@@ -277,7 +277,7 @@ def test_draws_are_those_of_sample() -> None:
     draws = [
         Draw(
             SamplingParams(
-                temperature=rng.choice([0.5, 1.0, 2.0]) if seed % 5 else 0,
+                temperature=rng.choice([5e-324, 0.5, 1.0, 2.0]) if seed % 5 else 0,
                 top_k=rng.choice([1, 7, 50, 64]),
                 top_p=rng.choice([0, 0.3, 0.9, 1]),
             ),

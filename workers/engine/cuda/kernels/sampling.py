@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from workers.engine import arithmetic_code
+from workers.engine import arithmetic_code, logits_processors
 from workers.engine.cuda import step_kernels
 from workers.engine.cuda.kernels.compile import Kernel
 
@@ -19,6 +19,7 @@ LOG_BLOCK = 10  # of 1,024 tokens of the vocabulary
 NO_KEY = tl.constexpr(-(2**63))
 LOW_BITS = tl.constexpr(2**32 - 1)
 MIN_WIDTH = tl.constexpr(arithmetic_code.MIN_WIDTH)
+MIN_TEMPERATURE = tl.constexpr(logits_processors.MIN_TEMPERATURE)
 # Rows of the table.
 ID, MOVES, POSITION = map(tl.constexpr, (step_kernels.ID, step_kernels.MOVES, step_kernels.POSITION))
 TEMPERATURE, TOP_K = tl.constexpr(step_kernels.TEMPERATURE), tl.constexpr(step_kernels.TOP_K)
@@ -177,7 +178,7 @@ def _draw(
     point = tl.load(column + POINT * table_stride)
     is_greedy = temperature == 0.0
 
-    scores = values.to(tl.float64) / tl.where(is_greedy, 1.0, temperature)
+    scores = values.to(tl.float64) / tl.where(is_greedy, 1.0, tl.maximum(temperature, MIN_TEMPERATURE))
     scores = tl.where(candidates.to(tl.float64) < top_k, scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, 0))
     probs = weights / tl.sum(weights, 0)

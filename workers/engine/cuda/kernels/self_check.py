@@ -39,7 +39,10 @@ PADDING = 47  # columns behind the vocabulary
 BATCHES = ((0, 1), (1, 4), (0, 8), (8, 9), (3, 12), (7, 23), (40, 48))
 MAX_ROWS_ALONE = 48
 # Temperature, top-k and top-p as `sampling.limits`; 0: greedy.
-DRAWS = ((0.0, float("inf"), 2.0), (2.0, 50.0, 0.8), (0.7, 64.0, 2.0), (2.0, 7.0, 2.0), (2.0, 64.0, 0.3))
+DRAWS = (
+    *((0.0, float("inf"), 2.0), (2.0, 50.0, 0.8), (0.7, 64.0, 2.0), (2.0, 7.0, 2.0), (2.0, 64.0, 0.3)),
+    (5e-324, 64.0, 5e-324),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ PRODUCTS = {
 }
 DRAWS = {
     "small": (SHAPES["small"], 1),
-    "three blocks": (ModelConfig(vocab_size=5000, n_positions=256, n_embd=8, n_head=1), 5),
-    "few tokens": (ModelConfig(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 5),
+    "three blocks": (ModelConfig(vocab_size=5000, n_positions=256, n_embd=8, n_head=1), 6),
+    "few tokens": (ModelConfig(vocab_size=40, n_positions=256, n_embd=8, n_head=1), 6),
 }
 
 
