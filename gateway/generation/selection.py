@@ -15,11 +15,13 @@ from functools import partial
 from gateway.generation.request import BranchEvent, BranchFailure, BranchOutcome, BranchResult, TokenDelta
 from gateway.generation.trimming import is_alike, rejection_reason, trim
 from shared.protocol import Done
+from shared.text import NOT_TEXT
 
 # Codes of rejected completions.
 REJECTION_DETAILS = {
     "duplicate": "It was the same as another.",
     "near_duplicate": "It was almost the same as another (TERCET_SIMILARITY).",
+    "not_text": "It had bytes that are no character, or control characters.",
     "loop": "It repeated itself.",
     "repeats_context": "It only repeated the end of the text before it.",
     "no_word": "It did not contain a whole word; allow a greater length.",
@@ -41,7 +43,7 @@ class SelectionPolicy:
         length: requested tokens.
         similarity: percent from which two completions are near-duplicates, as in `trimming.is_alike`.
         keeps_greedy_text: keep loops, repetitions and a partial word: for greedy decoding, where the most likely text
-            is what is wanted, whatever it is.
+            is what is wanted, as long as it is text.
         is_verbatim: every completion is a suggestion, with its text unchanged.
         fills_gap: the worker has cut each completion where it runs into the text after a gap; the best fit comes first.
         min_usefulness: completions are predictions, ranked by usefulness; those below this many keys are rejected, and
@@ -176,6 +178,8 @@ class Selection:
             self._failures.append(failure)
 
     def _rejection_reason(self, text: str, done: Done) -> str | None:
+        if not self._policy.is_verbatim and NOT_TEXT.search(text):
+            return "not_text"
         if self._policy.min_usefulness is not None:
             return self._misprediction(text, done, self._policy.min_usefulness)
         if self._policy.is_verbatim:

@@ -23,6 +23,7 @@ from gateway.generation.selection import (
 )
 from gateway.generation.trimming import Trimmer
 from shared.protocol import Token
+from shared.text import NOT_TEXT
 
 # Replacement branches per wanted suggestion: with more, a model that still repeats itself would keep doing so.
 MAX_TOP_UPS = 2
@@ -138,7 +139,8 @@ class _CleanedStream:
         return Trimmer(self._policy.length, self._policy.prompt, keeps_partial_word=self._policy.keeps_greedy_text)
 
     def _advance(self, text: str) -> str:
-        if not text.startswith(self._sent):
+        # What has characters that are none will be rejected.
+        if not text.startswith(self._sent) or NOT_TEXT.search(text):
             return ""
         new = text[len(self._sent) :]
         self._sent = text

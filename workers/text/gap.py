@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from shared.text import NOT_TEXT
+
 # Scripts that put no spaces between words: a text may be cut after any of their letters.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _SPACED = rf"(?![{_UNSPACED}])\w"
@@ -27,7 +29,7 @@ def gap_fills(text: str, before: str, after: str, *, is_complete: bool) -> list[
 
     Each ends at the end of a word, or of the punctuation after it, with the white space that the text after it lacks.
     Inside a word, it is what the word's parts lack: "er" of "erful day" before "ful". None repeats the beginning of the
-    text after the gap, or goes past it.
+    text after the gap, or goes past it, or past a character that is no text.
 
     Args:
         text: continues `before`.
@@ -37,6 +39,7 @@ def gap_fills(text: str, before: str, after: str, *, is_complete: bool) -> list[
     Returns:
         Distinct texts, at most `MAX_FILLS`, the shortest first.
     """
+    text, *rest = NOT_TEXT.split(text, maxsplit=1)
     word = found[0] if (found := _LEADING_WORD.match(after)) else ""
     is_inside_word = bool(word and _ENDS_IN_WORD.search(before[-1:]))
     joint = " " if _NEEDS_SPACE.match(after) else ""
@@ -49,7 +52,7 @@ def gap_fills(text: str, before: str, after: str, *, is_complete: bool) -> list[
             return [fill] if fill.strip() else []
         if piece[0] == word:
             fills[text[: piece.start()]] = None
-        is_cut_short = piece.end() == len(text) and _ENDS_IN_WORD.search(text) and not is_complete
+        is_cut_short = piece.end() == len(text) and _ENDS_IN_WORD.search(text) and (rest or not is_complete)
         if piece.end() > end or is_cut_short:
             break
         is_end = piece["word"] or not text[piece.end() : piece.end() + 1].strip()

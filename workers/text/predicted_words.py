@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.text import NOT_TEXT
+
 # A word with what precedes it: white space, quotation marks, a dash.
 _WORD = re.compile(r"\W*?\w+(?:['’]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
@@ -43,7 +45,7 @@ def predict_words(
     """The words of a continuation that are worth reading; None if it has no whole word.
 
     U = Σ over words of P(this word and all before it) · characters of the word − P(first word): taking costs one key.
-    Never past the end of a sentence or of a line.
+    Never past the end of a sentence or of a line, nor a character that is no text and the word that it is in.
 
     Args:
         text: the continuation, from the end of the context on.
@@ -52,13 +54,14 @@ def predict_words(
         is_complete: the last word of `text` cannot be continued.
         temperature: calibration; log-probabilities are divided by it.
     """
+    text, *rest = NOT_TEXT.split(text, maxsplit=1)
     stop = _SENTENCE_END.search(text)
     limit = stop.start() if stop else len(text)
     words: list[tuple[int, float]] = []
     usefulness, begin = 0.0, 0
     while (found := _WORD.match(text, begin, limit)) is not None:
         end = found.end()
-        if end == len(text) and not is_complete:
+        if end == len(text) and (rest or not is_complete):
             break
         # Tokens that begin before the word's end.
         number = next((index + 1 for index, token_end in enumerate(ends) if token_end >= end), len(ends))

@@ -189,6 +189,65 @@ def test_a_failed_branch_of_a_prediction_makes_the_answer_partial() -> None:
     assert (texts(answer), codes(answer), answer.is_partial) == ([" sea", " gull"], ["broken"], True)
 
 
+# Bytes that no continuation makes text, control characters, and characters that stand for none.
+NOT_TEXT = ["\ufffd", "\0", "\x07", "\x0b", "\x0c", "\x1b", "\x7f", "\x80", "\x85", "\x9f"]
+NOT_TEXT += ["\ufdd0", "\ufff9", "\ufffc", "\ufffe", "\uffff", "\U0001ffff", "\U0010fffe"]
+# Tabs and line ends; an emoji of two joined ones, one with a variation selector, a flag of tags; Persian and Sinhala
+# with joiners; marks of direction; a soft hyphen; a letter with a combining mark; a private character (Apple's logo);
+# other white space.
+TEXT = [
+    " a\tb\n\nc\r\nd",
+    " 👩\u200d🚀",
+    " ❤\ufe0f",
+    " 🏴\U000e0067\U000e0062\U000e007f",
+    " می\u200cخواهم",
+    " ක්\u200dෂ",
+]
+TEXT += [
+    " \u200fא\u202bב\u202c\u2067ג\u2069",
+    " Donau\xaddampf",
+    " e\u0301",
+    " \uf8ff",
+    "\xa0\u2009\u2028\u3000\ufeffa",
+    " “…”",
+]
+
+
+@pytest.mark.parametrize("policy", [POLICY, replace(POLICY, keeps_greedy_text=True), replace(POLICY, fills_gap=True)])
+def test_what_is_no_text_is_rejected_and_replaced(policy: SelectionPolicy) -> None:
+    for character in NOT_TEXT:
+        selection = Selection(policy)
+        for outcome in (result(0, [f" the {character}sea"]), B, C):
+            selection.add(outcome)
+        assert selection.num_missing == 1
+        assert (texts(selection.result()), codes(selection.result())) == ([" a gull", " nothing"], ["not_text"])
+
+
+def test_what_is_no_text_is_no_prediction() -> None:
+    answer = select(
+        predicted(0, " s\ufffda", 0.9), predicted(1, " gull", 0.4), policy=replace(POLICY, min_usefulness=0.0)
+    )
+    assert (texts(answer), codes(answer)) == ([" gull"], ["not_text"])
+
+
+def test_a_completion_that_is_wanted_unchanged_may_be_no_text() -> None:
+    assert texts(select(result(0, [" \ufffd\0"]), policy=replace(POLICY, is_verbatim=True, num_suggestions=1))) == [
+        " \ufffd\0"
+    ]
+
+
+@pytest.mark.parametrize("text", TEXT)
+def test_what_people_write_is_text(text: str) -> None:
+    assert texts(select(result(0, [text]), policy=replace(POLICY, num_suggestions=1))) == [text]
+
+
+def test_what_is_trimmed_off_need_not_be_text() -> None:
+    answer = select(
+        result(0, [" the sea", " and the s", "\ufffd"], reason="length"), policy=replace(POLICY, num_suggestions=1)
+    )
+    assert texts(answer) == [" the sea"]
+
+
 GUARDED = replace(POLICY, min_familiarity=-2.5)
 
 

@@ -39,6 +39,9 @@ def fills(place: str, text: str, *, is_complete: bool = False) -> list[str]:
         ("wond|ful day", "ered at", []),
         ("wond|ful day", " ful of", []),  # it would only divide the word
         ("He op|door.", "ened the door, and", []),
+        # Not past what is no text, nor into the word that it is in.
+        ("He| and left", " opened the d\ufffdor and", [" opened", " opened the"]),
+        ("He| and left", "\x1b opened", []),
         # Contractions are words.
         ("I| know", " don't care", [" don't"]),
         # Without spaces between words, every letter may be the last.

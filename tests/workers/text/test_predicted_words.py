@@ -31,6 +31,8 @@ def predict(
         ([" a", "\n\n", "It"], " a"),
         ([" said", " Mr", ".", " Bell"], " said Mr"),
         ([" well", "-", "known", " man"], " well-known"),
+        ([" the", " s\ufffd", "a"], " the"),
+        ([" the", " sea", "\0", " and"], " the"),
     ],
 )
 def test_a_prediction_ends_at_a_whole_word_of_its_sentence(tokens: list[str], text: str) -> None:
@@ -39,7 +41,10 @@ def test_a_prediction_ends_at_a_whole_word_of_its_sentence(tokens: list[str], te
     assert words.text == text
 
 
-@pytest.mark.parametrize("tokens", [[" sail"], ["."], ["\n\n", "He", " was"], [" ", "..."], []])
+@pytest.mark.parametrize(
+    "tokens",
+    [[" sail"], ["."], ["\n\n", "He", " was"], [" ", "..."], ["\ufffd", "ab", " c"], [" Stra\ufffde", " a"], []],
+)
 def test_without_a_whole_word_there_is_no_prediction(tokens: list[str]) -> None:
     assert predict(tokens) is None
 
