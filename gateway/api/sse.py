@@ -18,8 +18,9 @@ from gateway.api.error_formats import ErrorFormat
 from shared.errors import TercetError, internal_error
 
 CONTENT_TYPE = "text/event-stream"
-# The first turns off nginx's buffering for this response, the second every cache.
-HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+# The first turns off nginx's buffering for this response, the second every cache, and compression by a proxy or a
+# middleware, which holds events back until a block is full (RFC 9111, § 5.2.2.6).
+HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store, no-transform"}
 log = structlog.get_logger()
 _encode = msgspec.json.Encoder().encode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -9,10 +10,13 @@ import httpx
 import httpx_sse
 import pytest
 
+from shared.text import NOT_TEXT
 from tests.e2e.harness import Tercet
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
+# The embedded checkpoint knows no typographic marks: it continues a third of such texts with parts of characters.
+BRITISH = "The door opened slowly. ‘You are late,’ he said. ‘"
 Event = tuple[str, dict[str, Any]]
 
 
@@ -72,6 +76,34 @@ def test_branches_arrive_interleaved_and_long_before_the_end(slow: Tercet) -> No
         end = time.monotonic()
     assert {branch for _, branch in times[:6]} == {0, 1, 2}
     assert end - times[0][0] > 0.5 * 40 * 0.02
+
+
+def test_proxies_pass_every_stream_of_events_on_as_it_is(tercet: Tercet) -> None:
+    """Every route that declares events: what compresses an answer holds them back, unless it has `no-transform`."""
+    document = tercet.client.get("/openapi.json").json()
+    streaming = set()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if "text/event-stream" not in operation["responses"].get("200", {}).get("content", {}):
+                continue
+            example = next(iter(operation["requestBody"]["content"]["application/json"]["examples"].values()))
+            with tercet.client.stream(method.upper(), path, json={**example["value"], "stream": True}) as answer:
+                headers = answer.headers
+            assert headers["content-type"] == "text/event-stream", path
+            assert {"no-store", "no-transform"} <= set(re.split(r"\s*,\s*", headers["cache-control"])), path
+            assert headers["x-accel-buffering"] == "no", path
+            streaming.add(path)
+    assert streaming >= {"/autocomplete", "/v1/completions", "/", "/generate", "/generate_stream"}
+
+
+def test_what_is_no_text_is_not_streamed(tercet: Tercet) -> None:
+    for seed in range(0, 20, 4):
+        events = stream(tercet.client, BRITISH, seed=seed)
+        assert not NOT_TEXT.search("".join(texts(events).values()))
+        sentences = events[-1][1]["sentences"]
+        assert [sentence["value"] for sentence in sentences] == [
+            sentence["value"] for sentence in tercet.ask(BRITISH, seed=seed)["sentences"]
+        ]
 
 
 def test_refusals_come_before_the_stream(tercet: Tercet) -> None:

@@ -321,7 +321,7 @@ def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api:
             if event[0] == "token":
                 is_received[event[1]["branch"]].set()
     assert headers["content-type"] == "text/event-stream"
-    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-store")
+    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-store, no-transform")
     assert events[-1][0] == "done"
     done = events[-1][1]
     assert list(done) == ["id", "model", "seed", "sentences", "time", "partial", "errors"]
