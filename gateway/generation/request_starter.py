@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.generation.fanout import Fanout
+from gateway.generation.fanout import RETURN_MARGIN_S, Fanout
 from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
@@ -171,10 +171,12 @@ class RequestStarter:
         """When a request must be answered, of `time.monotonic()`.
 
         Raises:
-            InvalidRequest: `max_time_s` exceeds the server's limit.
+            InvalidRequest: `max_time_s` exceeds the server's limit, or no worker could answer in it.
         """
         if max_time_s is not None and max_time_s > self.timeout_s:
             raise invalid_field("max_time", f"must be at most {self.timeout_s:g} seconds (TERCET_TIMEOUT_S)")
+        if max_time_s is not None and max_time_s <= RETURN_MARGIN_S:
+            raise invalid_field("max_time", f"must be above {RETURN_MARGIN_S:g} seconds")
         return started_at + (max_time_s or self.timeout_s)
 
 

@@ -32,6 +32,7 @@ MAX_VALUES: dict[str, float] = {
     "top_n": 500,
     "index": 0,
 }
+MIN_TIME_S = 1.0  # no text can be ready within a few milliseconds
 MAX_CHARS = 500
 NUM_TOKENS = 4  # where a request does not say
 MAX_ITEMS = 2
@@ -99,6 +100,8 @@ def _value(name: str, value: Any) -> Any:
         return MODEL if name in MODEL_FIELDS else value[:MAX_CHARS]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
+    if name == "max_time" and 0 < value < MIN_TIME_S:
+        return MIN_TIME_S
     if name in NUMBERS_OF_TOKENS and value <= 0:  # as many as there is room for
         return NUM_TOKENS
     return min(value, MAX_TOKEN_ID if name == "prompt" else MAX_VALUES.get(name, value))

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from gateway.api.sagemaker import JumpStartRequest
 from tests.clients.blocks import SAGEMAKER, offline_environ, run_blocks, sections
 from tests.clients.sagemaker_front import sagemaker_front
 from tests.e2e.container import Container, running_container
+from tests.e2e.edge_numbers import NOT_JSON, numeric_fields, written
 from tests.e2e.harness import until
 
 PROMPT = "The old man looked at the sea and"
@@ -60,6 +63,20 @@ def test_a_body_in_chunks_is_invoked(container: Container) -> None:
     assert len(container.client.post("/invocations", content=iter(pieces)).json()["output"]) == 3
 
 
+def test_a_number_at_the_edge_of_its_type_is_used_or_refused_by_name(container: Container) -> None:
+    (schema,), components = msgspec.json.schema_components([JumpStartRequest])
+    body = {"text_inputs": PROMPT, "stop": ["e", "a", "o", "i"], "do_sample": True}
+    for field in numeric_fields(schema, components):
+        for number in field.values:
+            content = written(body, {field: number})
+            answer = container.client.post("/invocations", content=content)
+            assert answer.status_code < 500, (content, answer.text)
+            if answer.status_code != 200 and number not in NOT_JSON:
+                assert field.names[0] in answer.text, (content, answer.text)
+    assert not container.events("slot_set_aside")
+    assert not container.events("unhandled_exception")
+
+
 def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
     """Runs last. SageMaker kills 30 s after SIGTERM."""
     with httpx.stream(
@@ -68,6 +85,7 @@ def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
         json={"inputs": PROMPT, "parameters": {"max_new_tokens": 200}, "stream": True},
         timeout=60,
     ) as answer:
+        assert answer.headers["cache-control"] == "no-store, no-transform"
         lines = answer.iter_lines()
         assert next(lines).startswith("data:")
         container.process.send_signal(signal.SIGTERM)

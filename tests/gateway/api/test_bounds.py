@@ -19,6 +19,7 @@ from gateway.api.schema import (
     parse_autocomplete_request,
     parse_feedback_request,
 )
+from gateway.generation.fanout import RETURN_MARGIN_S
 from shared.errors import InvalidRequest
 from shared.parsing import BodyParser
 from shared.protocol import GenerateRequest
@@ -155,6 +156,20 @@ def test_a_bound_that_depends_on_the_server_is_checked_too(make_api: MakeApi, na
         response = api.complete(**{name: value})
         assert response.status_code == 422
         assert [error["field"] for error in response.json["errors"]] == [name]
+
+
+def test_a_time_in_which_no_worker_could_answer_is_refused(make_api: MakeApi) -> None:
+    api = make_api(lambda request: completion(request, " the sea was calm."))
+    for path, body in (
+        ("/autocomplete", {"context": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/generate", {"inputs": "a", "parameters": {}}),
+    ):
+        for value in (5e-324, 1e-9, RETURN_MARGIN_S):
+            part = {"max_time": value}
+            response = api.post(path, {**body, "parameters": part} if "inputs" in body else {**body, **part})
+            assert response.status_code == (400 if path == "/v1/completions" else 422), (path, value)
+            assert "max_time must be above 0.005 seconds" in response.text
 
 
 def test_the_internal_wire_bounds_what_the_public_schema_bounds() -> None:

@@ -1,0 +1,121 @@
+"""No number of a client's makes a worker look faulty, or is answered by an error of the server's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.protocol import GenerateRequest
+from tests.e2e.edge_numbers import NOT_JSON, Field, merged, numeric_fields, written
+from tests.e2e.harness import Tercet, metric, until
+
+# Stop strings end a text after a few tokens, whatever its length. Sampling is plain, without limits of candidates.
+FEW_TOKENS = ["e", "a", "o", "i"]
+WITHOUT_LIMITS = {"stop": FEW_TOKENS, "top_k": 0, "top_p": 1, "seed": 3}
+TGI = {"parameters": {**WITHOUT_LIMITS, "do_sample": True}}
+BODIES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("/autocomplete", "/jobs", "/v1/completions"), WITHOUT_LIMITS),
+    **dict.fromkeys(("/", "/generate", "/generate_stream"), TGI),
+}
+# What else may decide how a number is used.
+MODES: list[dict[str, Any]] = [
+    *({}, {"stream": True}, {"echo": True}, {"clean": True}, {"parameters": {"details": True}}),
+    *({"clean": False}, {"strategy": "predict"}, {"suffix": " and said nothing."}),
+]
+SAMPLING = {"max_new_tokens": 3, "top_k": 0, "top_p": 0}
+Route = tuple[str, dict[str, Any], list[Field]]  # path, a body that is answered, numeric fields
+
+
+@contextmanager
+def no_fault(tercet: Tercet) -> Iterator[None]:
+    """Fails if a worker is set aside or fails meanwhile, or a gateway raises an exception."""
+    kinds = ("slot_set_aside", "unhandled_exception", "engine_failed", "step_failed", "worker_ended")
+    before = {kind: len(tercet.events(kind)) for kind in kinds}
+    yield
+    until(lambda: not metric(tercet, "tercet_open_jobs"), 60, "the end of all jobs")
+    assert {kind: len(tercet.events(kind)) for kind in kinds} == before
+    assert {slot["state"] for slot in tercet.slots()} == {"warm"}
+
+
+def routes(tercet: Tercet) -> list[Route]:
+    document = tercet.client.get("/openapi.json").json()
+    found = []
+    for path, methods in document["paths"].items():
+        if "requestBody" not in (operation := methods.get("post", {})):
+            continue
+        content = operation["requestBody"]["content"]["application/json"]
+        body = merged(next(iter(content["examples"].values()))["value"], BODIES.get(path, {}))
+        if path == "/feedback":
+            body["id"] = tercet.ask(seed=1)["id"]
+        if fields := list(numeric_fields(content["schema"], document["components"]["schemas"])):
+            found.append((path, body, fields))
+    return found
+
+
+def check(tercet: Tercet, path: str, body: dict[str, Any], numbers: dict[Field, str]) -> None:
+    """Fails on an answer of 500 and above, and on a refusal that names none of the fields."""
+    content = written(body, numbers)
+    answer = tercet.client.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code < 500, (path, content, answer.text)
+    if answer.status_code in {400, 422} and not set(NOT_JSON) & set(numbers.values()):
+        names = {name for field in numbers for name in field.names}
+        assert any(name in answer.text for name in names), (path, content, answer.text)
+
+
+def test_a_number_at_the_edge_of_its_type_is_used_or_refused_by_name(tercet: Tercet) -> None:
+    found = routes(tercet)
+    assert {"/autocomplete", "/feedback", "/jobs", "/v1/completions", "/generate"} <= {path for path, _, _ in found}
+    names = {name for _, _, fields in found for field in fields for name in field.names}
+    assert {"temperature", "logit_bias", "prompt", "seed", "kept", "truncate", "max_time"} <= names
+    with no_fault(tercet):
+        for path, body, fields in found:
+            if path in {"/", "/generate_stream"}:  # their schema is that of /generate
+                continue
+            for field in fields:
+                for number in field.values:
+                    check(tercet, path, body, {field: number})
+
+
+def test_numbers_at_the_edges_of_their_types_go_together(tercet: Tercet) -> None:
+    found = [route for route in routes(tercet) if route[0] in BODIES]
+
+    def numbers(fields: list[Field]) -> st.SearchStrategy[dict[Field, str]]:
+        each = st.sampled_from(fields).flatmap(
+            lambda field: st.tuples(st.just(field), st.sampled_from(field.valid_values))
+        )
+        return st.lists(each, min_size=2, max_size=4).map(dict)
+
+    @settings(max_examples=400, derandomize=True, deadline=None, database=None)
+    @given(
+        st.sampled_from(found).flatmap(lambda route: st.tuples(st.just(route), numbers(route[2]))),
+        st.sampled_from(MODES),
+    )
+    def try_all(case: tuple[Route, dict[Field, str]], mode: dict[str, Any]) -> None:
+        (path, body, _), values = case
+        known = {name: value for name, value in mode.items() if name != "parameters" or name in body}
+        check(tercet, path, merged(body, known), values)
+
+    with no_fault(tercet):
+        try_all()
+
+
+def test_a_worker_takes_or_refuses_every_number_of_a_gateway(tercet: Tercet) -> None:
+    """As from a gateway of another version."""
+    (schema,), components = msgspec.json.schema_components([GenerateRequest])
+    healed = {"prompt": "The old man", "heal": True, "sampling": SAMPLING, "group": {"id": "a", "size": 1}}
+    scored = {"prompt_ids": [5, 6, 7], "echo": True, "logprobs": 2, "sampling": SAMPLING}
+    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-0.sock"))
+    with no_fault(tercet), httpx.Client(transport=transport, base_url="http://worker", timeout=60) as worker:
+        for field in numeric_fields(schema, components):
+            body = scored if "prompt_ids" in field.names else healed
+            for number in field.values:
+                content = written(body, {field: number})
+                answer = worker.post("/generate", content=content)
+                assert answer.status_code in {200, 400, 422}, (content, answer.text)
+                assert '"failed"' not in answer.text, (content, answer.text)
