@@ -35,7 +35,7 @@ import { firstWord, isSameText, trimContext, trimSuffix, typedSince } from "./te
  * @property {boolean} isListed  Show the list too. It may be true for a moment after the suggestions are gone, so that
  *   the list does not flicker.
  * @property {boolean} isExplicit  Requested by the writer, with a key or button.
- * @property {boolean} isChosenByUser  The writer moved the choice, or accepted a word.
+ * @property {boolean} isChosenByUser  The writer moved the choice.
  * @property {Problem|null} problem  Why the last request failed.
  * @property {boolean} isUnfamiliar  The model does not know text like that before the caret, so it suggests nothing.
  * @property {number|null} firstMs  Latest request: milliseconds to the first text.
@@ -123,6 +123,8 @@ export class Completer {
   #silenceTimer;
   /** The suggestion that was ghost text until another took its place. @type {{candidate: Candidate, untilMs: number}|null} */
   #previous = null;
+  /** A word was accepted, and nothing was chosen or requested since: Enter and the plain arrow keys are the editor's. */
+  #isWordTaken = false;
   #isResponseEmpty = false;
   #isUnfamiliar = false;
   /** Where the model was last asked whether it knows the text. */
@@ -297,6 +299,7 @@ export class Completer {
   choose(step) {
     if (!this.#shown.candidates.length) return;
     this.#shown.choose(step);
+    this.#isWordTaken = false;
     this.#fixOrder();
     this.#render();
   }
@@ -324,7 +327,7 @@ export class Completer {
     const { chosen } = this.#shown;
     if (!chosen || !this.#isReadable(chosen)) return;
     this.#backoff.reset();
-    this.#shown.chooseCandidate(chosen);
+    this.#isWordTaken = true;
     this.#fixOrder();
     const rest = this.#shown.rest(chosen);
     const word = firstWord(rest);
@@ -342,8 +345,8 @@ export class Completer {
   /**
    * Handle a `keydown` event. Tab accepts the chosen suggestion; Alt+1, Alt+2 and Alt+3 accept any; Alt+↑ and Alt+↓
    * choose; Alt+→ accepts a word; Alt+Enter and Ctrl+Space request; Escape dismisses. Tab with nothing to accept
-   * belongs to the editor, unless it is held. Once the writer requested or chose, Enter, ↑, ↓
-   * and → do so without Alt. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
+   * belongs to the editor, unless it is held. Once the writer requested or chose, Enter, ↑, ↓ and → do so without Alt,
+   * until a word is accepted. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
    * Keys of an input method, and chords that type a character in the writer's layout, belong to the editor.
    * @param {KeyboardEvent} event
    * @returns {boolean}  True if the key was handled; its default action is prevented, and the editor must ignore it.
@@ -428,18 +431,8 @@ export class Completer {
     if (key === "Tab") return this.#shown.candidates.length || this.#readable || this.#session ? () => this.accept() : null;
     // Suggestions that came unasked own no other plain key until the writer chose one of them.
     if (!this.#shown.candidates.length || !(this.#session?.isExplicit || this.#shown.isChosenByUser)) return null;
-    switch (key) {
-      case "Enter":
-        return () => this.accept();
-      case "ArrowDown":
-        return () => this.choose(1);
-      case "ArrowUp":
-        return () => this.choose(-1);
-      case "ArrowRight":
-        return () => this.acceptWord();
-      default:
-        return null;
-    }
+    if (this.#isWordTaken) return null;
+    return key === "Enter" ? () => this.accept() : this.#arrowAction(key);
   }
 
   /**
@@ -454,16 +447,14 @@ export class Completer {
     if (code === "Enter") return () => this.request();
     if (!this.#shown.candidates.length) return null;
     if (digit) return Number(digit) <= DEFAULT_NUM_SUGGESTIONS ? () => this.accept(Number(digit) - 1) : null;
-    switch (code) {
-      case "ArrowDown":
-        return () => this.choose(1);
-      case "ArrowUp":
-        return () => this.choose(-1);
-      case "ArrowRight":
-        return () => this.acceptWord();
-      default:
-        return null;
-    }
+    return this.#arrowAction(code);
+  }
+
+  /** @param {string} name  Name of a key. @returns {(() => void)|null} */
+  #arrowAction(name) {
+    if (name === "ArrowDown") return () => this.choose(1);
+    if (name === "ArrowUp") return () => this.choose(-1);
+    return name === "ArrowRight" ? () => this.acceptWord() : null;
   }
 
   /** Whether there is something to dismiss: suggestions, a request, or one that is about to be sent. */
@@ -700,6 +691,7 @@ export class Completer {
     if (this.#accepted) this.#reportAccepted();
     else if (chosen && (outcome === "rejected" || this.#isReadable(chosen))) this.#reports.report(chosen, outcome);
     this.#shown.clear();
+    this.#isWordTaken = false;
     this.#session = null;
     // Feedback needs the id of the complete response, so an accepted request runs to its end.
     if (this.#inFlight && !(this.#inFlight === session && outcome === "accepted")) this.#abort();
@@ -707,8 +699,9 @@ export class Completer {
 
   /** @param {Candidate} candidate @param {string} text */
   #recordAcceptance(candidate, text) {
-    if (this.#accepted?.candidate === candidate) this.#accepted.text += text;
-    else this.#accepted = { candidate, before: this.#getBefore(), text };
+    if (this.#accepted?.candidate !== candidate) this.#reportAccepted();
+    this.#accepted ??= { candidate, before: this.#getBefore(), text: "" };
+    this.#accepted.text += text;
   }
 
   #reportAccepted() {

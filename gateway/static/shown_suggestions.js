@@ -103,6 +103,7 @@ export class ShownSuggestions {
    */
   addIdea(candidates, maxSuggestions) {
     const { chosen, candidates: shown } = this;
+    if (this.#choice) return; // the writer chose one meanwhile
     const isLonger = (/** @type {string} */ rest) => rest && (!chosen || rest.startsWith(this.rest(chosen)));
     const idea = candidates.find((candidate) => isLonger(this.rest(candidate)));
     const kept = idea ? [idea, ...shown.filter((candidate) => candidate !== chosen)] : shown;
@@ -124,11 +125,6 @@ export class ShownSuggestions {
     const { candidates, chosen } = this;
     const index = chosen ? candidates.indexOf(chosen) : -1;
     this.#choice = candidates[(index + step + candidates.length) % candidates.length] ?? null;
-  }
-
-  /** The writer uses this candidate. @param {Candidate} candidate */
-  chooseCandidate(candidate) {
-    this.#choice = candidate;
   }
 
   clear() {

@@ -150,15 +150,15 @@ def test_arrow_right_accepts_one_word_at_a_time(editor: Editor) -> None:
     editor.request_suggestions()
     whole = editor.ghost_text
     accepted = ""
-    for _ in range(4):
-        editor.press("ArrowRight")
+    for key in ("ArrowRight", *["Alt+ArrowRight"] * 3):
+        editor.press(key)
         word = editor.value.removeprefix(OPENING + accepted)
         assert re.fullmatch(r"\s*[^\s]+ ?", word), word
         accepted += word
         assert editor.ghost_text == whole.removeprefix(accepted)
     assert whole.startswith(accepted)
     assert len(editor.requests) == 1
-    editor.press("Enter")
+    editor.press("Tab")
     assert editor.value == OPENING + whole + " "
 
 

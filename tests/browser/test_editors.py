@@ -179,7 +179,7 @@ def test_request_choose_accept_and_undo(open_editor: Callable[..., EditorPage], 
     word = with_word.removeprefix(OPENING).strip()
     assert suggestions[1].startswith(word)
     assert len(suggestions[1]) > len(word) > 0
-    editor.press("Enter")
+    editor.press("Tab")
     accepted = editor.value
     assert accepted.removeprefix(OPENING).strip() == suggestions[1]
     expect(editor.items).to_have_count(0)
@@ -389,6 +389,28 @@ def test_the_space_after_a_word_gives_way(open_editor: Callable[..., EditorPage]
     assert editor.value == with_space
     editor.press("x")
     assert editor.value == f"{with_space}x"
+
+
+@each_editor
+@pytest.mark.parametrize("keys", ["Alt+ArrowRight", "Alt+ArrowUp Alt+ArrowDown Alt+ArrowRight", "Alt+Enter ArrowRight"])
+def test_enter_is_the_editors_after_a_word_was_taken(
+    open_editor: Callable[..., EditorPage], name: str, keys: str
+) -> None:
+    editor = open_editor(name, mode="live")
+    editor.type("On the other")  # " hand, the"
+    editor.wait_for_unasked()
+    for key in keys.split():
+        if key == "ArrowRight":
+            editor.wait_for_list()
+        editor.press(key)
+        editor.page.wait_for_timeout(READING_MS)
+    taken = editor.value
+    assert len(taken) > len("On the other")
+    expect(editor.items.first if editor.is_textarea else editor.ghost).to_be_visible()  # the rest
+    editor.press("ArrowRight")
+    assert editor.value == taken
+    editor.press("Enter")
+    assert [line.rstrip() for line in editor.value.split("\n")] == [taken.rstrip(), ""]
 
 
 @each_editor

@@ -127,6 +127,76 @@ def test_a_held_tab_takes_one_suggestion(live: Editor) -> None:
 
 # ---- leaving the writer alone ----
 
+LINES = "one\ntwo\nOn the other"  # " hand, the" follows, but for what is sampled
+
+# How a word is taken: what the writer presses, or clicks, before and to do so.
+WAYS = {
+    "unasked": ["Alt+ArrowRight"],
+    "button": ["next word"],
+    "chosen": ["Alt+ArrowDown", "Alt+ArrowRight"],
+    "chosen, typed": ["Alt+ArrowDown", "Alt+ArrowUp", "type", "Alt+ArrowRight"],
+    "asked, plain arrow": ["Alt+Enter", "ArrowRight"],
+    "asked, typed": ["Alt+Enter", "type", "ArrowRight"],
+    "asked, chosen": ["Control+Space", "ArrowDown", "ArrowUp", "Alt+ArrowRight"],
+    "asked, two words": ["Alt+Enter", "Alt+ArrowRight", "Alt+ArrowRight"],
+    "asked, undone": ["Alt+Enter", "Alt+ArrowRight", "Control+z"],
+}
+
+
+def take_word(editor: Editor, way: str) -> str:
+    """Take a word of a suggestion that is longer; returns the text with it."""
+    type_until_shown(editor, LINES)
+    for step in WAYS[way]:
+        if step == "next word":
+            editor.page.get_by_role("button", name=step).click()
+        elif step == "type":
+            editor.page.keyboard.type(editor.ghost_text[:2])
+        else:
+            editor.press(step)
+        if step in {"Alt+Enter", "Control+Space"}:
+            editor.wait_for_response()
+        editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    assert editor.ghost_text
+    return editor.value
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_enter_and_arrows_are_the_texts_after_a_word_was_taken(open_page: OpenPage, way: str) -> None:
+    editor = open_page(mode="eager", seed=1)
+    taken = take_word(editor, way)
+    ghost = editor.ghost_text
+    editor.press("ArrowRight", "ArrowDown")  # at the end of the text nothing moves
+    assert (editor.value, editor.ghost_text, editor.caret) == (taken, ghost, len(taken))
+    editor.press("Enter")
+    assert editor.value == f"{taken.rstrip()}\n"  # the space that came with the word gives way
+    editor.press("Control+a", "Delete")
+    taken = take_word(editor, way)
+    editor.press("ArrowUp")
+    assert editor.value == taken
+    assert editor.caret <= taken.rindex("\n")
+
+
+def test_after_a_word_was_taken_tab_takes_the_rest(live: Editor) -> None:
+    ghost = type_until_shown(live, LINES)
+    live.press("Alt+ArrowRight", "Tab")
+    assert live.value == f"{LINES}{ghost} "
+    type_until_shown(live, "and the old")
+    written = live.value
+    live.press("Enter")  # all was accepted, and something new is suggested
+    assert live.value == f"{written}\n"
+
+
+@pytest.mark.parametrize("key", ["Alt+ArrowDown", "Alt+Enter"])
+def test_a_choice_or_a_request_after_a_word_gives_enter_back_to_the_list(live: Editor, key: str) -> None:
+    type_until_shown(live, LINES)
+    live.press("Alt+ArrowRight", key)
+    if key == "Alt+Enter":
+        live.wait_for_response()
+    written, ghost = live.value, live.ghost_text
+    live.press("Enter")
+    assert live.value.rstrip() == f"{written}{ghost}".rstrip()
+    assert ghost
+
 
 def test_unasked_suggestions_leave_the_plain_keys_to_the_writer(live: Editor) -> None:
     type_until_shown(live, "one\ntwo\nthree and then the")

@@ -61,6 +61,30 @@ def test_an_idea_stays_while_it_is_typed(open_page: OpenPage) -> None:
     assert len(editor.requests) == num_requests
 
 
+def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) -> None:
+    """The idea is a stand-in, because it must continue the second suggestion."""
+    editor = open_page(mode="eager")
+    held: list[Route] = []
+
+    def hold_ideas(route: Route) -> None:
+        held.append(route) if "strategy" not in (route.request.post_data_json or {}) else route.continue_()
+
+    editor.page.route("**/autocomplete", hold_ideas)
+    editor.type(OPENING)
+    until(lambda: editor.ghost_text and held, 10, "the request for an idea")
+    expect(editor.list).to_be_visible()
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    editor.press("Alt+ArrowDown")
+    ghost = editor.ghost_text
+    sentence = {"value": f"{ghost} again", "seed": 1}
+    with editor.page.expect_response("**/autocomplete"):
+        held[0].fulfill(json={"id": "1", "sentences": [sentence]})
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    assert editor.ghost_text == ghost
+    editor.press("Enter")
+    assert editor.value == f"{OPENING}{ghost} "
+
+
 def test_ten_quick_tabs_accept_or_do_nothing(open_page: OpenPage) -> None:
     """Each 130 ms after a key, as in the report: some were swallowed, others requested ideas."""
     editor = open_page(mode="eager")
