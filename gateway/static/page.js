@@ -429,23 +429,24 @@ function onClick(id, action) {
 function expandOnGesture(list) {
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   let timer;
-  let startY = 0;
+  let down = { clientY: 0, timeStamp: 0 };
   let isGesture = false;
-  list.addEventListener("pointerdown", ({ clientY }) => {
-    startY = clientY;
-    isGesture = false;
-    timer = setTimeout(() => {
-      isGesture = true;
-      panel.expand();
-    }, LONG_PRESS_MS);
-  });
-  list.addEventListener("pointermove", ({ clientY }) => {
-    if (startY - clientY < SWIPE_PX || isGesture) return;
+  const expand = () => {
     isGesture = true;
     panel.expand();
+  };
+  list.addEventListener("pointerdown", (event) => {
+    down = event;
+    isGesture = false;
+    timer = setTimeout(expand, LONG_PRESS_MS);
   });
+  list.addEventListener("pointermove", ({ clientY }) => down.clientY - clientY >= SWIPE_PX && expand());
   for (const name of ["pointerup", "pointercancel"]) list.addEventListener(name, () => clearTimeout(timer));
-  // What a finger rests on is read, not accepted.
+  // On a busy page the timer is late.
+  list.addEventListener("pointerup", ({ timeStamp }) => timeStamp - down.timeStamp >= LONG_PRESS_MS && expand());
+  // What a finger rests on is read, not accepted. Unless prevented here, the click goes to what the expanded strip has
+  // moved under the finger. A mouse has no `touchend`.
+  list.addEventListener("touchend", (event) => isGesture && event.cancelable && event.preventDefault());
   list.addEventListener("click", (event) => isGesture && event.stopImmediatePropagation(), { capture: true });
   list.addEventListener("contextmenu", (event) => event.preventDefault());
 }

@@ -82,6 +82,35 @@ def test_a_gesture_shows_the_whole_and_accepts_nothing(phone: Editor, gesture: s
     assert phone.value.startswith(OPENING)
 
 
+def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[..., Editor]) -> None:
+    """The strip becomes taller, so that something else is under the finger: Accept, Dismiss, or the text."""
+    editor = open_page(mode="off", context={**PHONE, "viewport": {"width": 390, "height": 844}})
+    editor.text.tap()
+    editor.type(OPENING)
+    session = editor.page.context.new_cdp_session(editor.page)
+    still, drift, far, down = (0, 0), (4, -4), (-60, -300), (0, 60)
+    for place, hold_ms, way in ((0, 450, still), (1, 900, drift), (2, 2000, still), (1, 500, far), (0, 450, down)):
+        editor.page.get_by_role("button", name="Suggest", exact=True).tap()
+        rows = editor.wait_for_response()
+        chip = editor.options.nth(place)
+        x, y = centre(chip)
+        touch(session, "touchStart", x, y)
+        editor.page.wait_for_timeout(hold_ms)
+        for step in range(10) if any(way) else ():
+            touch(session, "touchMove", x + step / 9 * way[0], y + step / 9 * way[1])
+            editor.page.wait_for_timeout(16)  # Chromium makes no click of the tap that follows a fling
+        editor.page.wait_for_timeout(100)
+        touch(session, "touchEnd")
+        expect(editor.list).to_have_class("is-expanded")
+        editor.page.wait_for_timeout(100)  # the browser sends its clicks after the touch
+        assert (editor.value, editor.suggestions) == (OPENING, rows)
+        expect(editor.text).to_be_focused()
+    words = (chip.locator("span").last.text_content() or "").replace("¶", "").split()
+    chip.tap()
+    until(lambda: editor.value != OPENING, 5, "the chip's text")
+    assert editor.value.removeprefix(OPENING).split() == words
+
+
 def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
     phone.type(f"{OPENING} ")
     session = phone.page.context.new_cdp_session(phone.page)
