@@ -119,6 +119,8 @@ const server = new ServerStatus(client, showServer);
 /** The view shown last. @type {View} */
 let currentView = completer.view;
 let areDetailsOpen = false;
+/** When the focus left the text last, it went to a control. */
+let isTextLeftForControl = false;
 
 // ---- suggestions ----
 
@@ -407,7 +409,6 @@ function applyKey(key) {
 /** Try a new key at once, with the writer back in the text. */
 function useKey() {
   find("settings", HTMLFormElement).hidePopover();
-  editor.focus();
   completer.request();
 }
 
@@ -424,6 +425,20 @@ function onClick(id, action) {
   button.addEventListener("mousedown", (event) => event.preventDefault());
   button.addEventListener("click", action);
 }
+
+/**
+ * When a popover closes, the focus returns to the text, unless the writer has moved it to another control. On a touch
+ * screen, where that opens the keyboard, only if it left the text for a control.
+ * @param {ToggleEvent} event  Before a popover opens or closes.
+ */
+function returnFocus({ newState, target }) {
+  if (newState === "open" || (touch.matches && !isTextLeftForControl)) return;
+  const { id } = /** @type {Element} */ (target);
+  if (document.activeElement?.matches(`body, #${id}, #${id} *, [popovertarget=${id}]`)) editor.focus();
+  addEventListener("click", focusIfLost, { once: true }); // the click that closes it may take the focus away after this
+}
+
+const focusIfLost = () => document.activeElement === document.body && editor.focus();
 
 /** A long press or a swipe up shows the chips of the strip whole. @param {HTMLElement} list */
 function expandOnGesture(list) {
@@ -471,6 +486,9 @@ function addListeners() {
     if (option) completer.accept(Number(option.dataset.place));
   });
   touch.addEventListener("change", applySettings);
+  document.addEventListener("beforetoggle", returnFocus, { capture: true });
+  addEventListener("pointerdown", () => removeEventListener("click", focusIfLost), { capture: true });
+  editor.view.contentDOM.addEventListener("blur", ({ relatedTarget }) => (isTextLeftForControl = relatedTarget !== null));
   visualViewport?.addEventListener("resize", measureKeyboard);
   visualViewport?.addEventListener("scroll", measureKeyboard);
   onClick("suggest", () => (editor.focus(), completer.request()));
