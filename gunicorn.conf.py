@@ -54,7 +54,9 @@ if role not in {"gateway", "workers"}:
 try:
     settings = Settings.load(os.environ).located()
     os.environ["TERCET_RUN_DIR"] = str(settings.run_path)  # for the workers
-    # Workers inherit it: files that are wrong refuse a reload, and a worker that is replaced does not read them.
+    # Files that are wrong refuse a reload. Workers inherit the TLS settings, so one that is replaced reads no TLS file.
+    if role == "gateway":
+        check_access(settings)
     tls = gateway_tls(settings) if role == "gateway" else None
     plan = read_or_make_plan(settings, os.environ)
 except StartError as error:
@@ -116,9 +118,7 @@ def on_starting(server: Any) -> None:
     """Refuse a start that gunicorn would retry, or that would take the sockets of another instance."""
     try:
         server.run_directory_lock = lock_run_directory(settings, role, is_supervised=bool(lifeline_fd))
-        if role == "gateway":
-            check_access(settings)
-        else:
+        if role == "workers":
             # The supervisor has checked the ports; the workers of a master that died may hold them a little longer.
             server.pool_access = check_pool_port(settings, len(plan.slots), checks_ports=not lifeline_fd)
         if role == "gateway" and not listen_fd and not is_activated(os.environ):

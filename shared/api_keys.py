@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +25,13 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
-from shared.watched_files import FilesUnsettled, WatchedFiles, file_signature
+from shared.watched_files import FilesUnsettled, WatchedFiles, file_signature, open_file
 
 KEY_PREFIX = "tct_"
 NUM_KEY_BYTES = 32
 # How long a file that was written in place must be unchanged until a key is refused because its line is gone.
 SETTLE_S = 3.0
+MAX_BYTES = 64 << 20  # of the file: a line has some 200
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
 
 
@@ -55,7 +56,7 @@ _decode = msgspec.json.Decoder(ApiKey).decode
 
 
 class KeyFile:
-    """The valid keys of a file, read again when the file changes. Thread-safe.
+    """The valid keys of a file, read again when the file changes. Thread-safe. To find one, no file is touched.
 
     A key that the file marks as revoked is refused at the next look, even if other lines or the mode are wrong. While
     something is wrong, all else stays as it was: no key is added, none is lost. A key whose line is gone is refused at
@@ -72,11 +73,10 @@ class KeyFile:
         """
         self._path, self._clock = path, clock
         self._valid: tuple[ApiKey, ...] = ()
-        self._digests: list[str] = []
         self._file: int | None = None  # descriptor of the file, kept open so that another file cannot have its inode
         self._close_file: Callable[[], object] = lambda: None
         self._unsettled: tuple[object, float] | None = None  # signature of a file that lacks keys, and since when
-        self._files = WatchedFiles[tuple[()]]("TERCET_KEYS", (path,), self._read, clock, initial=())
+        self._files = WatchedFiles[tuple[()]]("TERCET_KEYS", (path,), self._read, initial=())
 
     def find(self, candidates: Sequence[str]) -> ApiKey | None:
         """The record of the first candidate that is a valid key.
@@ -84,14 +84,18 @@ class KeyFile:
         Every candidate is compared with every key, in constant time, so the time does not depend on which key matches.
         """
         _ = self._files.value
-        keys, digests = self._valid, self._digests
+        keys = self._valid
         found: ApiKey | None = None
         for candidate in reversed(candidates):
             digest, compare = _digest(candidate), hmac.compare_digest
-            matches = [compare(own, digest) for own in digests]
-            if any(matches) and len(keys) == len(matches):
+            matches = [compare(key.sha256, digest) for key in keys]
+            if any(matches):
                 found = keys[matches.index(True)]
         return found
+
+    def look(self) -> None:
+        """Read the file if it has changed, as a thread does every `POLL_S`."""
+        self._files.look()
 
     def _read(self) -> tuple[()]:
         """
@@ -102,7 +106,7 @@ class KeyFile:
         signature = file_signature(self._path)
         content = _read_file(self._path)
         revoked = {key.id for key in content.keys if key.revoked}
-        self._set(key for key in self._valid if key.id not in revoked)
+        self._valid = tuple(key for key in self._valid if key.id not in revoked)
         if content.error is not None:
             os.close(content.file)
             raise content.error
@@ -112,18 +116,14 @@ class KeyFile:
         valid = [key for key in content.keys if key.revoked is None]
         if lacking and not is_whole and not self._is_settled(signature):
             os.close(content.file)
-            self._set([*valid, *lacking])
+            self._valid = (*valid, *lacking)
             raise FilesUnsettled
-        self._set(valid)
+        self._valid = tuple(valid)
         self._unsettled = None
         self._close_file()
         self._file = content.file
         self._close_file = weakref.finalize(self, os.close, content.file)
         return ()
-
-    def _set(self, keys: Iterable[ApiKey]) -> None:
-        self._valid = tuple(keys)
-        self._digests = [key.sha256 for key in self._valid]
 
     def _is_another(self, file: int) -> bool:
         """Whether a file is not the one that was read last."""
@@ -166,8 +166,8 @@ def _read_file(path: Path) -> _KeyFileContent:
         StartError: the file cannot be read.
     """
     try:
-        with path.open("rb") as opened:
-            status, data = os.fstat(opened.fileno()), opened.read()
+        with open_file(path) as opened:
+            status, data = os.fstat(opened.fileno()), opened.read(MAX_BYTES)
             file = os.dup(opened.fileno())
     except OSError as error:
         raise StartError(

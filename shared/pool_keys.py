@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shared.errors import StartError
-from shared.watched_files import WatchedFiles
+from shared.watched_files import WatchedFiles, open_file
 
 MIN_KEY_CHARACTERS = 32
+MAX_BYTES = 1 << 20  # of the file
 _KEY = re.compile(r"[!-~]+")  # what a header can carry, without spaces
 
 
@@ -27,9 +28,9 @@ def read_pool_keys(path: Path) -> tuple[str, ...]:
             no contents of the file.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read().decode("ascii", "replace")
+            text = file.read(MAX_BYTES).decode("ascii", "replace")
     except OSError as error:
         raise StartError(
             f"The key file {path} (TERCET_POOL_KEY) cannot be read ({error.strerror}): write it with "

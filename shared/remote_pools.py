@@ -9,6 +9,7 @@ from pathlib import Path
 from shared.errors import StartError
 from shared.pool_keys import read_pool_keys
 from shared.settings import Address, Settings
+from shared.watched_files import open_file
 
 # Ports of all entries of TERCET_POOL; the gateway has a thread for each slot.
 MAX_POOL_PORTS = 256
@@ -49,6 +50,8 @@ def pool_tls_context(authorities: Path | None) -> ssl.SSLContext:
         StartError: the file cannot be used.
     """
     try:
+        if authorities is not None:
+            open_file(authorities).close()
         context = ssl.create_default_context(cafile=authorities)
     except (OSError, ssl.SSLError) as error:
         raise StartError(

@@ -56,6 +56,7 @@ class TcpPort:
             on_room: called, from any thread, when `next_waiting` may have a connection.
         """
         self._access = access
+        _ = access.keys.value  # it may be of the master's start; from now on a thread reads the file
         self._on_room = on_room
         self._strangers: set[TcpConnection] = set()
         self._known: dict[TcpConnection, str] = {}  # with the last `Authorization` that was valid

@@ -30,7 +30,7 @@ from shared.pool_keys import watch_pool_keys
 from shared.redis_urls import REDIS_SCHEMES
 from shared.remote_pools import check_pool
 from shared.settings import Address, Settings
-from shared.watched_files import WatchedFiles
+from shared.watched_files import WatchedFiles, in_time, open_file
 
 BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default
 MAX_PORT = 65535
@@ -116,12 +116,12 @@ def check_access(settings: Settings) -> None:
         StartError: the gateway would serve without protection, without jobs, or not at all.
     """
     if settings.requires_keys and settings.access.keys is not None:
-        read_keys(settings.access.keys)
+        in_time("TERCET_KEYS", partial(read_keys, settings.access.keys))
     check_exposure(settings, settings.server.bind)
     if not settings.server.sagemaker:  # it serves no jobs
         _check_library("TERCET_JOBS", settings.job_store)
     _check_library("TERCET_REDIS", settings.remote.redis or "")
-    check_pool(settings)
+    in_time("TERCET_POOL_KEY or TERCET_POOL_CA", partial(check_pool, settings))
     gateway_tls(settings)
 
 
@@ -145,7 +145,9 @@ def gateway_tls(settings: Settings) -> ServerTls | None:
     """
     cert, key = settings.access.tls_cert, settings.access.tls_key
     _check_pair(cert, key, "TERCET_TLS_CERT", "TERCET_TLS_KEY")
-    return server_tls(cert, key) if cert is not None and key is not None else None
+    if cert is None or key is None:
+        return None
+    return in_time("TERCET_TLS_CERT or TERCET_TLS_KEY", partial(server_tls, cert, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ def server_tls(cert: Path, key: Path) -> ServerTls:
     """
     for path in (cert, key):
         try:
-            path.open("rb").close()
+            open_file(path).close()
         except OSError as error:
             raise StartError(f"The TLS file {path} cannot be read ({error.strerror}).") from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

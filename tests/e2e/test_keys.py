@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from shared.api_keys import new_key, read_keys
+from shared.api_keys import new_key, read_keys, revoke_key
 from tests.chaos.http_client import exchange
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import Tercet, serving, until
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
@@ -108,3 +111,43 @@ def test_no_key_is_in_a_log_or_a_metric(tercet: Tercet, key: str, key_path: Path
         assert CANARY not in text
     ids = {event.get("key") for event in tercet.events("request_finished")}
     assert read_keys(key_path)[0].id in ids
+
+
+def test_a_key_file_that_cannot_be_read_holds_neither_a_request_nor_a_stop(short_tmp_path: Path) -> None:
+    """A FIFO in its place: to open it would take without end."""
+    path = short_tmp_path / "keys"
+    (key, _), (revoked, record) = (new_key(path, name) for name in ("kept", "revoked"))
+    tercet = Tercet(short_tmp_path / "t", keys=str(path), api_key=key, grace_s="20")
+
+    def replace_by_fifo() -> bytes:
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path, 0o600)
+        until(lambda: len(tercet.events("files_not_read")) > num_logged, 10, "the FIFO noticed")
+        return content
+
+    with serving(tercet):
+        num_logged = 0
+        content = replace_by_fifo()
+        tercet.client.timeout = httpx.Timeout(10)
+        assert [status(tercet, each) for each in (key, revoked)] == [200, 200]
+        tercet.process.send_signal(signal.SIGHUP)
+        until(lambda: len(tercet.events("reload_finished")) >= 2, 30, "the reload finished")
+        refused = [event for event in tercet.events("reload_finished") if event["role"] == "gateway"]
+        assert [event["outcome"] for event in refused] == ["failed"]
+        assert "not a regular file" in refused[0]["reason"]
+        assert status(tercet, key) == 200
+        path.unlink()
+        path.touch(0o600)
+        path.write_bytes(content)
+        revoke_key(path, record.id)
+        until(lambda: status(tercet, revoked) == 401, 10, "the revoked key refused")
+        num_logged = len(tercet.events("files_not_read"))
+        replace_by_fifo()
+        assert status(tercet, key) == 200
+        began_at = time.monotonic()
+        assert tercet.stop() == 0
+        assert time.monotonic() - began_at < 15  # the grace is 20 s
+    done = tercet.run("serve")
+    assert done.returncode == 1
+    assert "not a regular file" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from shared import watched_files
 from shared.api_keys import SETTLE_S, KeyFile, new_key, read_keys, revoke_key
 from shared.errors import StartError
 from shared.watched_files import POLL_S
@@ -30,8 +31,14 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
-    def pass_poll(self) -> None:
+    def pass_poll(self, key_file: KeyFile) -> None:
         self.now_s += POLL_S
+        key_file.look()
+
+
+@pytest.fixture(autouse=True)
+def tests_look_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_files, "POLL_S", 3600.0)
 
 
 @pytest.fixture
@@ -152,14 +159,14 @@ def test_a_file_that_breaks_later_keeps_its_keys_and_is_logged_once(path: Path, 
     damage(path)
     with capture_logs() as logs:
         for _ in range(3):
-            clock.pass_poll()
+            clock.pass_poll(key_file)
             assert key_file.find([key]) is not None
     [event] = logs
     assert (event["event"], event["log_level"], event["files"]) == ("files_not_read", "error", "TERCET_KEYS")
     assert "canary" not in str(event)
     path.unlink(missing_ok=True)
     mended, _ = new_key(path, "mended")
-    clock.pass_poll()
+    clock.pass_poll(key_file)
     assert key_file.find([mended]) is not None
     assert key_file.find([key]) is None
 
@@ -175,7 +182,7 @@ def test_a_revocation_counts_in_a_file_that_is_wrong_elsewhere_and_a_new_key_doe
     added, _ = new_key(path, "added")
     damage(path)
     with capture_logs() as logs:
-        clock.pass_poll()
+        clock.pass_poll(key_file)
         assert [key_file.find([each]) is not None for each in (key, other, added)] == [False, True, False]
     assert [entry["event"] for entry in logs] == ["files_not_read"]
 
@@ -191,10 +198,10 @@ def test_a_file_that_is_rewritten_in_place_refuses_no_valid_key(path: Path, leng
     for number in range(6):
         path.write_bytes(part + b"\n" * number)
         os.utime(path, ns=(number, number))
-        clock.pass_poll()
+        clock.pass_poll(key_file)
         assert all(key_file.find([key]) for key in keys)
     path.write_bytes(whole)
-    clock.pass_poll()
+    clock.pass_poll(key_file)
     assert all(key_file.find([key]) for key in keys)
 
 
@@ -204,11 +211,10 @@ def test_a_line_that_is_removed_in_place_counts_when_the_file_rests(path: Path, 
     keys = [new_key(path, f"n{number}")[0] for number in range(2)]
     key_file = KeyFile(path, clock)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:num_lines]))
-    clock.pass_poll()
+    clock.pass_poll(key_file)
     assert key_file.find([keys[1]]) is not None
     for _ in range(int(SETTLE_S / POLL_S) + 1):
-        clock.pass_poll()
-        key_file.find([])
+        clock.pass_poll(key_file)
     assert [key_file.find([key]) is not None for key in keys] == [num_lines == 1, False]
 
 
@@ -219,7 +225,7 @@ def test_a_key_that_is_added_in_place_is_valid_at_the_next_look(path: Path, tmp_
     added, _ = new_key(tmp_path / "other", "added")
     with path.open("ab") as file:
         file.write((tmp_path / "other").read_bytes())
-    clock.pass_poll()
+    clock.pass_poll(key_file)
     assert key_file.find([added]) is not None
 
 
@@ -246,7 +252,7 @@ def test_a_file_that_is_broken_from_the_beginning_makes_no_key_valid(path: Path)
         key_file = KeyFile(path, clock := Clock())
         assert key_file.find(["", "tct_"]) is None
     key, _ = new_key(path, "n")
-    clock.pass_poll()
+    clock.pass_poll(key_file)
     assert key_file.find([key]) is not None
 
 
