@@ -93,10 +93,6 @@ class KeyFile:
                 found = keys[matches.index(True)]
         return found
 
-    def look(self) -> None:
-        """Read the file if it has changed, as a thread does every `POLL_S`."""
-        self._files.look()
-
     def _read(self) -> tuple[()]:
         """
         Raises:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import structlog
 
-from gateway.call_threads import CallThreads
+from shared.call_threads import CallThreads
 from gateway.generation.request import (
     BranchFailure,
     BranchOutcome,
@@ -110,6 +110,7 @@ class Fanout:
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, ClientGone: from the reservation; no branch was started.
+            Overloaded: a branch has no thread; some may have been started.
             TercetError: the reason given to `cancel_all`.
         """
         with self._lock:
@@ -130,8 +131,13 @@ class Fanout:
         self._retry_budget.add_branches(spec.num_branches)
         # All before the first runs: as it ends, its thread takes the next.
         branches = [context.take_branch() for _ in range(num_first)]
-        for branch, slot in zip_longest(branches, slots):
-            self._threads.submit(self._run_branches, context, branch, slot)
+        for number, (branch, slot) in enumerate(zip_longest(branches, slots)):
+            try:
+                self._threads.submit(self._run_branches, context, branch, slot)
+            except Overloaded:
+                for unused in slots[number:]:
+                    self._admission.release(unused, context.pin, spec.owner)
+                raise
 
     def top_up(self, context: RequestContext, indices: range) -> None:
         """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
@@ -140,7 +146,10 @@ class Fanout:
         group = Group(id=f"{context.spec.request_id}+{indices.start}", size=len(indices))
         for index in indices:
             branch = replace(context.spec.branch(index), group=group)
-            self._threads.submit(self._run_branches, context, branch, None)
+            try:
+                self._threads.submit(self._run_branches, context, branch, None)
+            except Overloaded as error:
+                context.deliver(BranchFailure(index, error.code, error.detail))
 
     def cancel_all(self, reason: TercetError) -> None:
         """Cancel every request, running or waiting, with `reason`; from now on `start` and `check` raise it."""
@@ -169,7 +178,7 @@ class Fanout:
             return self._attempt(context, branch, slot, after_delivery)
         except TercetError as error:
             return BranchFailure(branch.index, error.code, error.detail)
-        except Exception as error:
+        except BaseException as error:
             request_id = context.spec.request_id
             log.error("unhandled_exception", request_id=request_id, exc_info=error)
             generic = internal_error(request_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
@@ -17,6 +16,7 @@ import structlog
 
 from gateway.jobs.queue import Final, JobQueue
 from gateway.jobs.store import Job
+from shared.call_threads import CallThreads
 from shared.errors import JobsUnavailable, NotReady, Overloaded, ShuttingDown, TercetError, internal_error
 
 # How often leases are renewed and the store is asked for jobs of other processes; a job of this process wakes the
@@ -96,7 +96,7 @@ class JobExecutor:
         self._is_stopping = False
         self._paused_until = 0.0
         self._running: dict[str, _RunningJob] = {}
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="job")
+        self._threads = CallThreads("job", num_threads)
         self._thread: threading.Thread | None = None
         self._is_store_failing = False
 
@@ -167,7 +167,8 @@ class JobExecutor:
             self._wait()
         for running in self._running_jobs():
             running.cancel()
-        self._threads.shutdown()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
         self.queue.close()
 
     def _wait(self) -> None:
@@ -192,8 +193,11 @@ class JobExecutor:
             running = _RunningJob(job)
             with self._changed:
                 self._running[job.id] = running
-            self._threads.submit(self._run_job, running)
             log.info("job_started", **_described(job))
+            try:
+                self._threads.submit(self._run_job, running)
+            except Overloaded as refusal:
+                self._run_job(running, refusal)  # which puts it back
 
     @property
     def _may_lease(self) -> bool:
@@ -213,11 +217,11 @@ class JobExecutor:
 
     # In a thread of the pool.
 
-    def _run_job(self, running: _RunningJob) -> None:
+    def _run_job(self, running: _RunningJob, refusal: Overloaded | None = None) -> None:
         job = running.job
         try:
-            self._store_outcome(running)
-        except Exception as error:  # the thread pool's future, which would hold it, is not read
+            self._store_outcome(running, refusal)
+        except Exception as error:
             log.error("unhandled_exception", **_described(job), exc_info=error)
         finally:
             with self._changed:
@@ -226,22 +230,24 @@ class JobExecutor:
                 self._is_woken = True
                 self._changed.notify_all()
 
-    def _store_outcome(self, running: _RunningJob) -> None:
+    def _store_outcome(self, running: _RunningJob, refusal: Overloaded | None) -> None:
         job, started_at = running.job, time.monotonic()
         state: Final = "failed"
         result = error = b""
         try:
+            if refusal is not None:
+                raise refusal
             result = self._compute(job, running.cancelling)
             state = "succeeded"
-        except REFUSALS as refusal:
+        except REFUSALS as refused:
             if not running.is_cancelled:
                 self._paused_until = time.monotonic() + REFUSED_DELAY_S
                 self._persist(lambda: self.queue.put_back(job, REFUSED_DELAY_S))
-                log.info("job_put_back", **_described(job), code=refusal.code)
+                log.info("job_put_back", **_described(job), code=refused.code)
                 return
         except TercetError as failure:
             error = failure.problem()
-        except Exception as failure:
+        except BaseException as failure:  # of any class: the job is not to be computed again
             log.error("unhandled_exception", **_described(job), exc_info=failure)
             error = internal_error(job.id).problem()
         if running.is_cancelled:

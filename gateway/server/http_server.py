@@ -38,7 +38,7 @@ from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.gthread import ThreadWorker
 
 from gateway import cors
-from gateway.call_threads import CallThreads
+from shared.call_threads import CallThreads
 from gateway.server.connections import LINGER_S, Connection, Phase, RequestSource, Step
 from gateway.server.error_responses import encode_error, send_once
 from gateway.server.large_reads import LargeReads
@@ -144,7 +144,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._is_cancelled = False
         self._num_evicted = 0
         self._num_reported = 0
-        self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare_file = open(os.devnull, "rb")
         self._poller = Poller()
         try:
             super().init_process()  # returns when the worker stops
@@ -340,9 +340,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             except BlockingIOError:
                 return False
             except OSError as error:
-                if error.errno not in _OUT_OF_DESCRIPTORS:
-                    raise
-                self._refuse_with_spare_descriptor(listener)
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    self._refuse_with_spare_descriptor(listener)
                 return False
             if len(self._connections) >= self._max_connections and not self._evict():
                 send_once(sock, encode_error(self._overloaded("All connections of this server are in use.")))
@@ -379,23 +378,24 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _refuse_with_spare_descriptor(self, listener: Any) -> None:
         """Out of descriptors: take the connection with the one kept for this, refuse it, and make room."""
         with suppress(OSError):
-            os.close(self._spare_descriptor)
+            self._spare_file.close()
             sock, _ = listener.accept()
             send_once(sock, encode_error(self._overloaded("This server has no descriptor left.")))
             sock.close()
         self._evict()
         with suppress(OSError):
-            self._spare_descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._spare_file = open(os.devnull, "rb")
 
     def _advance(self, connection: Connection, now: float) -> None:
         try:
-            step = connection.advance(now)
+            self._act(connection, connection.advance(now), now)
         except OSError as error:
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
                 connection.send_plain(encode_error(MalformedRequest(SPEAKS_HTTPS)))
             self._drop(connection)
-            return
-        self._act(connection, step, now)
+        except Exception as error:
+            log.error("unhandled_exception", exc_info=error)
+            self._drop(connection)
 
     def _act(self, connection: Connection, step: Step, now: float) -> None:
         self._count_buffered(connection)
@@ -448,7 +448,12 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return
         queue = self._work[work]
         while (connection := queue.take(now)) is not None:
-            self._threads.submit(self._answer, connection, self._take_request(connection, now))
+            request = self._take_request(connection, now)
+            try:
+                self._threads.submit(self._answer, connection, request)
+            except Overloaded as error:
+                self._send_error(connection, error, request)
+                self.method_queue.defer(self._finish, connection, False, 0.0)
         if queue.has_waiting:
             self._resumes_at = min(self._resumes_at, queue.resumes_at)
         if work is Work.COMPLETIONS and self._work[Work.PIPELINED].has_waiting:
@@ -549,7 +554,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._send_error(connection, _malformed(error), data)
         except OSError:  # the client is gone
             return False
-        except Exception as error:
+        except BaseException as error:
             log.error("unhandled_exception", exc_info=error)
             self._send_error(connection, TercetError("The server failed."), data)
         return False
@@ -584,7 +589,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 response.close()
         except OSError:
             raise
-        except Exception as error:
+        except BaseException as error:
             log.error("unhandled_exception", exc_info=error)
             return False  # the response has begun; that the connection ends shows that it is not complete
         finally:

@@ -33,7 +33,7 @@ class Clock:
 
     def pass_poll(self, key_file: KeyFile) -> None:
         self.now_s += POLL_S
-        key_file.look()
+        key_file._files.look()
 
 
 @pytest.fixture(autouse=True)

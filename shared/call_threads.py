@@ -1,7 +1,8 @@
 """Threads for calls whose results nothing waits for: started on demand, kept for later calls, bounded in number.
 
 `concurrent.futures.ThreadPoolExecutor` makes a future, with a condition of its own, for every call. A gateway hands
-over four calls per answer, each of which reports its end itself.
+over four calls per answer, each of which reports its end itself. And a call for which it can start no thread is both an
+error and called later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import structlog
+
+from shared.errors import Overloaded
 
 log = structlog.get_logger()
 
@@ -36,7 +39,11 @@ class CallThreads:
         self._waiting: deque[_Call] = deque()  # for a thread
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function in a thread of the pool: at once, or when one is free if `max_threads` are busy."""
+        """Call a function in a thread of the pool: at once, or when one is free if `max_threads` are busy.
+
+        Raises:
+            Overloaded: no thread is free, and no other can be started now. The function is not called.
+        """
         call = function, args
         with self._lock:
             if not self._idle and self._num_threads >= self._max_threads:
@@ -47,7 +54,11 @@ class CallThreads:
             else:
                 calls = SimpleQueue()
                 name = f"{self._name}_{self._num_threads + 1}"
-                threading.Thread(target=self._run, args=(calls,), name=name, daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, args=(calls,), name=name, daemon=True).start()
+                except (RuntimeError, MemoryError) as error:
+                    log.error("thread_not_started", thread=name, reason=str(error))
+                    raise Overloaded("No thread can be started now. Try again shortly.") from error
                 self._num_threads += 1
         calls.put(call)
 
@@ -58,7 +69,7 @@ class CallThreads:
                 function, args = call
                 try:
                     function(*args)
-                except Exception as error:  # the thread serves other calls too
+                except BaseException as error:  # a panic in Rust is no Exception; the thread serves other calls too
                     log.error("unhandled_exception", exc_info=error)
                 del function, args, call  # the next call may be long in coming
                 with self._lock:

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from gateway.call_threads import CallThreads
+from shared.call_threads import CallThreads
 
 PATIENCE_S = 5.0
 
