@@ -161,15 +161,10 @@ def _read_file(path: Path) -> _KeyFileContent:
     Raises:
         StartError: the file cannot be read.
     """
-    try:
-        with open_file(path) as opened:
-            status, data = os.fstat(opened.fileno()), opened.read(MAX_BYTES)
-            file = os.dup(opened.fileno())
-    except OSError as error:
-        raise StartError(
-            f"The key file {path} (TERCET_KEYS) cannot be read ({error.strerror}): "
-            "`tercet key new NAME` creates it, or correct the path."
-        ) from error
+    remedy = "`tercet key new NAME` creates it, or correct the path"
+    with open_file(path, f"key file {path} (TERCET_KEYS)", remedy) as opened:
+        status, data = os.fstat(opened.fileno()), opened.read(MAX_BYTES)
+        file = os.dup(opened.fileno())
     wrong = None
     if status.st_mode & _others_mode(status.st_uid, os.geteuid()):
         wrong = f"The key file {path} (TERCET_KEYS) may be read or written by other users: run `chmod 600 {path}`."

@@ -35,6 +35,7 @@ class CallThreads:
         self._lock = threading.Lock()
         # Guarded by the lock.
         self._num_threads = 0
+        self._lacks_threads = False
         self._idle: list[SimpleQueue[_Call]] = []  # by which a thread gets its next call; the last used is used first
         self._waiting: deque[_Call] = deque()  # for a thread
 
@@ -57,9 +58,12 @@ class CallThreads:
                 try:
                     threading.Thread(target=self._run, args=(calls,), name=name, daemon=True).start()
                 except (RuntimeError, MemoryError) as error:
-                    log.error("thread_not_started", thread=name, reason=str(error))
+                    if not self._lacks_threads:
+                        log.error("thread_not_started", thread=name, reason=str(error))
+                    self._lacks_threads = True
                     raise Overloaded("No thread can be started now. Try again shortly.") from error
                 self._num_threads += 1
+                self._lacks_threads = False
         calls.put(call)
 
     def _run(self, calls: SimpleQueue[_Call]) -> None:

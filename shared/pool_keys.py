@@ -27,15 +27,10 @@ def read_pool_keys(path: Path) -> tuple[str, ...]:
         StartError: the file cannot be read, other users may read or write it, or a line is no key. The message holds
             no contents of the file.
     """
-    try:
-        with open_file(path) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read(MAX_BYTES).decode("ascii", "replace")
-    except OSError as error:
-        raise StartError(
-            f"The key file {path} (TERCET_POOL_KEY) cannot be read ({error.strerror}): write it with "
-            "`openssl rand -hex 32`, or correct the path."
-        ) from error
+    remedy = "write it with `openssl rand -hex 32`, or correct the path"
+    with open_file(path, f"key file {path} (TERCET_POOL_KEY)", remedy) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        text = file.read(MAX_BYTES).decode("ascii", "replace")
     # Its group may read it: Kubernetes mounts a secret so for a user other than root.
     if mode & 0o027:
         raise StartError(

@@ -49,9 +49,10 @@ def pool_tls_context(authorities: Path | None) -> ssl.SSLContext:
     Raises:
         StartError: the file cannot be used.
     """
+    if authorities is not None:
+        with open_file(authorities, f"file {authorities} (TERCET_POOL_CA)"):
+            pass
     try:
-        if authorities is not None:
-            open_file(authorities).close()
         context = ssl.create_default_context(cafile=authorities)
     except (OSError, ssl.SSLError) as error:
         raise StartError(

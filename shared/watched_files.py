@@ -12,9 +12,9 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -118,16 +118,24 @@ def file_signature(path: Path) -> Signature | None:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def open_file(path: Path) -> BinaryIO:
+@contextmanager
+def open_file(path: Path, what: str, remedy: str = "correct the path") -> Iterator[BinaryIO]:
     """Open a regular file. To open or to read a pipe or a device may take without end.
 
+    Args:
+        what: name of the file in the error, with its path.
+
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        StartError: it cannot be read.
     """
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # which open refuses
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # which open refuses
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            yield file
+    except OSError as error:
+        raise StartError(f"The {what} cannot be read ({error.strerror}): {remedy}.") from error
 
 
 def in_time(name: str, read: Callable[[], T]) -> T:
@@ -141,7 +149,7 @@ def in_time(name: str, read: Callable[[], T]) -> T:
     def run() -> None:
         try:
             result.set_result(read())
-        except BaseException as error:  # raised below
+        except BaseException as error:  # noqa: BLE001 - raised below
             result.set_exception(error)
 
     thread = threading.Thread(target=run, name=f"files-{name}", daemon=True)

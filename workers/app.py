@@ -73,7 +73,12 @@ class SlotApp(falcon.App[falcon.Request, falcon.Response]):
         Raises:
             TercetError: the request is invalid, or refused.
         """
-        return BranchLines(self.service.submit(wire.parse_generate_request(content)), self._hangups, client)
+        try:
+            return BranchLines(self.service.submit(wire.parse_generate_request(content)), self._hangups, client)
+        except Exception:
+            raise
+        except BaseException as error:  # Falcon has no handler for a panic in Rust
+            raise RuntimeError("A branch was not started.") from error
 
     def on_post_generate(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.stream = self.generate(req.bounded_stream.read(), req.env.get("gunicorn.socket"))

@@ -14,6 +14,7 @@ save ("CPU per answer").
 from __future__ import annotations
 
 import gc
+import math
 import os
 import select
 import selectors
@@ -21,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,12 +33,13 @@ from gunicorn.sock import UnixSocket
 from gunicorn.workers.gthread import ThreadWorker
 
 from shared import wire
-from shared.errors import StartError, TercetError
+from shared.call_threads import CallThreads
+from shared.errors import Overloaded, SlotFull, StartError, TercetError
 from shared.log_stream import finish_log, num_dropped_records
 from shared.masters.generations import START_FAILED_EXIT_CODE
 from shared.masters.run_directory import file_identity, restore_run_directory
 from shared.masters.worker_life import LifePhase
-from workers.tcp_port import TcpConnection, TcpPort
+from workers.tcp_port import TcpConnection, TcpPort, refuse
 
 if TYPE_CHECKING:
     from shared.masters.leases import Leases
@@ -67,6 +70,9 @@ MAX_IMPORT_PAUSE_S = 30.0
 # From the announcement that the worker drains to its refusal of requests.
 ANNOUNCE_S = 0.2
 
+# The pause before a connection is accepted again that could not be.
+ACCEPT_PAUSE_S = 0.1
+
 READ_BYTES = 1 << 16
 
 
@@ -91,11 +97,13 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._is_drained = False
         self._is_warm = False
+        self._ends_at = math.inf  # when it leaves the main loop
         self._num_busy = 0  # threads that answer a request or wait for their connection's next
         self._count_lock = threading.Lock()
         self._released, self._release = os.pipe()  # what is in it ends waits for the next request
         os.set_blocking(self._released, False)
         os.set_blocking(self._release, False)
+        self._threads = CallThreads("http", self.cfg.threads)  # in place of gunicorn's, which end the main loop
         access = self.pool_access
         if access is not None:
             self._port = TcpPort(access, partial(self.method_queue.defer, self._enter_waiting))
@@ -152,19 +160,18 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         still arrive, so all branches of an answer stay together."""
         self.life.drain(ANNOUNCE_S + self.cfg.graceful_timeout)
         self.service.announce_drain()
-        timer = threading.Timer(ANNOUNCE_S, self.method_queue.defer, (self._end,))
-        timer.daemon = True
-        timer.start()
+        self._ends_at = time.monotonic() + ANNOUNCE_S
 
-    def _end(self) -> None:
-        """Leave the main loop."""
-        self.alive = False
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        super().wait_for_and_dispatch_events(min(timeout, max(0.0, self._ends_at - time.monotonic())))
 
     def notify(self) -> None:
         """The heartbeat, once per turn of the main loop, which also acts on state changes."""
         super().notify()
         if self.life.must_drain:
             self._announce_end()
+        if time.monotonic() >= self._ends_at:
+            self.alive, self._ends_at = False, math.inf
         if self.life.phase is LifePhase.LOADING and self.service.is_warm:
             self.life.warm()
             self._is_warm = True
@@ -216,15 +223,20 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         log.warning("socket_restored", slot=self.slot_index)
 
     def accept(self, listener: Any) -> None:
-        """As gunicorn's; a connection on TCP holds no thread before it has sent something."""
-        if self._port is None or listener.sock.family == socket.AF_UNIX:
-            super().accept(listener)
-            return
+        """As gunicorn's; a connection on TCP holds no thread before it has sent something. Where descriptors or memory
+        do not suffice, it waits to be accepted."""
         try:
+            if self._port is None or listener.sock.family == socket.AF_UNIX:
+                super().accept(listener)
+                return
             sock, client = listener.accept()
+            conn = self._port.connection(self.cfg, sock, client, listener.getsockname())
         except (BlockingIOError, ConnectionAbortedError):  # another generation was faster, or the client is gone
             return
-        conn = self._port.connection(self.cfg, sock, client, listener.getsockname())
+        except OSError as error:
+            log.error("connection_not_accepted", slot=self.slot_index, reason=error.strerror)
+            time.sleep(ACCEPT_PAUSE_S)  # it is tried again at once
+            return
         if conn is not None:
             self.nr_conns += 1
             self.pending_conns.append(conn)
@@ -235,12 +247,31 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             return
         if self._num_busy >= self.cfg.threads:
             self._end_waits()
-        super().enqueue_req(conn)
+        self._submit(conn)
+
+    def _submit(self, conn: Any) -> None:
+        try:
+            self._threads.submit(self._serve, conn)
+        except Overloaded:
+            if not isinstance(conn, TcpConnection):  # over TLS the gateway sees a failed handshake
+                refuse(conn.sock, SlotFull("This worker can start no thread now."))
+            self.nr_conns -= 1
+            conn.close()
+
+    def _serve(self, conn: Any) -> None:
+        """Handle a connection's request; whatever it raises ends that request and its connection."""
+        done = Future[object]()
+        try:
+            done.set_result(self.handle(conn))
+        except BaseException as error:
+            log.error("unhandled_exception", exc_info=error)
+            done.set_result(False)
+        self.method_queue.defer(self.finish_request, conn, done)
 
     def _enter_waiting(self) -> None:
         assert self._port is not None
         while (conn := self._port.next_waiting()) is not None:
-            super().enqueue_req(conn)
+            self._submit(conn)
 
     def handle(self, conn: Any) -> object:
         """gunicorn's `handle`, repeated on the same thread while the connection's next request comes soon."""
@@ -263,7 +294,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
             try:
                 self._port.check(conn, req.method, req.path, req.headers)
             except TercetError as error:
-                conn.refuse(error, dict(req.headers).get("X-REQUEST-ID", ""))
+                refuse(conn.sock, error, dict(req.headers).get("X-REQUEST-ID", ""))
                 return False
         return super().handle_request(req, conn)
 

@@ -289,10 +289,10 @@ class SlotService:
     def drain(self, grace_s: float) -> None:
         """Refuse new requests, end the state streams, and give running sequences `grace_s` to finish.
 
-        Returns at once; a thread of its own stops the engine.
+        Returns at once.
         """
         self.announce_drain()
-        threading.Thread(target=self._engine.stop, args=(grace_s,), name="drain", daemon=True).start()
+        self._engine.stop(grace_s, waits=False)
 
     def close(self) -> bool:
         """Cancel what still runs and stop the engine's thread.

@@ -172,6 +172,18 @@ class TcpPort:
             raise MethodNotAllowed(f"Use {wire.ROUTES[path]} at {path}.", headers={"Allow": wire.ROUTES[path]})
 
 
+def refuse(sock: socket.socket, error: TercetError, request_id: str = "") -> None:
+    """Answer with the error, and read for a moment what the client still sends: else the kernel would reset the
+    connection, and the client might not see the answer."""
+    body = error.problem(request_id if _REQUEST_ID.fullmatch(request_id) else None)
+    headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Connection": "close"}
+    lines = [f"HTTP/1.1 {error.status} {error.code}", *(f"{k}: {v}" for k, v in (headers | error.headers).items())]
+    with suppress(OSError):
+        sock.settimeout(LINGER_S)
+        sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+        util.close_graceful(sock, LINGER_S, LINGER_BYTES)
+
+
 class TcpConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
     """A connection on the TCP port. Its handshake runs in the thread that handles its first request.
 
@@ -215,17 +227,6 @@ class TcpConnection(TConn):  # type: ignore[misc]  # gunicorn has no type hints
     def has_data(self) -> bool:
         """Whether decrypted data waits in the TLS layer, which a poll of the socket cannot see."""
         return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
-
-    def refuse(self, error: TercetError, request_id: str) -> None:
-        """Answer with the error, in the connection's thread, and read for a moment what the client still sends: else
-        the kernel would reset the connection, and the client might not see the answer."""
-        body = error.problem(request_id if _REQUEST_ID.fullmatch(request_id) else None)
-        headers = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "Connection": "close"}
-        lines = [f"HTTP/1.1 {error.status} {error.code}", *(f"{k}: {v}" for k, v in (headers | error.headers).items())]
-        with suppress(OSError):
-            self.sock.settimeout(LINGER_S)
-            self.sock.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
-            util.close_graceful(self.sock, LINGER_S, LINGER_BYTES)
 
     def end(self) -> None:
         """Make reads and writes fail. Not `SSLSocket.shutdown`, which takes the TLS layer from under a thread."""

@@ -18,7 +18,6 @@ from weakref import WeakSet
 
 import structlog
 
-from shared.call_threads import CallThreads
 from gateway.generation.request import (
     BranchFailure,
     BranchOutcome,
@@ -33,6 +32,7 @@ from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import NO_SOCKET, BranchError, SlotClient
 from gateway.pool.slot_table import ASIDE_S
+from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text
 from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token

@@ -38,7 +38,6 @@ from gunicorn.http.wsgi import Response, base_environ
 from gunicorn.workers.gthread import ThreadWorker
 
 from gateway import cors
-from shared.call_threads import CallThreads
 from gateway.server.connections import LINGER_S, Connection, Phase, RequestSource, Step
 from gateway.server.error_responses import encode_error, send_once
 from gateway.server.large_reads import LargeReads
@@ -46,6 +45,7 @@ from gateway.server.plain_requests import plain_environ, plain_head
 from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
 from gateway.server.work_queue import WorkQueue
+from shared.call_threads import CallThreads
 from shared.errors import (
     SPEAKS_HTTPS,
     HeadersTooLarge,
@@ -144,7 +144,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._is_cancelled = False
         self._num_evicted = 0
         self._num_reported = 0
-        self._spare_file = open(os.devnull, "rb")
+        self._spare_file = open(os.devnull, "rb")  # noqa: SIM115
         self._poller = Poller()
         try:
             super().init_process()  # returns when the worker stops
@@ -384,7 +384,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             sock.close()
         self._evict()
         with suppress(OSError):
-            self._spare_file = open(os.devnull, "rb")
+            self._spare_file = open(os.devnull, "rb")  # noqa: SIM115
 
     def _advance(self, connection: Connection, now: float) -> None:
         try:

@@ -207,10 +207,8 @@ def server_tls(cert: Path, key: Path) -> ServerTls:
         StartError: they cannot be read, or are not a certificate and its unencrypted key.
     """
     for path in (cert, key):
-        try:
-            open_file(path).close()
-        except OSError as error:
-            raise StartError(f"The TLS file {path} cannot be read ({error.strerror}).") from error
+        with open_file(path, f"TLS file {path}"):
+            pass
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

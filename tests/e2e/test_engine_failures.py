@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -91,6 +94,59 @@ def test_fifty_clients_that_hang_up_leave_no_sequence_descriptor_or_thread(terce
         until(lambda: worker.num_fds() <= before[0], 5, "no descriptor left")
         assert worker.num_threads() <= before[1] + 2
     assert sorted(took)[48] < 0.2
+
+
+def statuses(tercet: Tercet, number: int) -> list[int]:
+    """Those of requests that are sent together, and have to agree with their headers."""
+
+    def ask(_: int) -> int:
+        response = httpx.post(
+            f"{tercet.url}/autocomplete", json={"context": "The sea", "length": 3}, timeout=60, trust_env=False
+        )
+        assert response.status_code in {200, 503}, response.text
+        assert (response.status_code == 503) is ("retry-after" in response.headers)
+        return response.status_code
+
+    with ThreadPoolExecutor(number) as threads:
+        return list(threads.map(ask, range(number)))
+
+
+@contextmanager
+def limited(pid: int, resource: str, number: int) -> Iterator[None]:
+    """Meanwhile a process of the instance may have no more of a resource than this. Its user may set that, root need
+    not."""
+    prlimit = [*(AS_NOBODY if os.geteuid() == 0 else ()), "prlimit", f"--pid={pid}"]
+    show = [*prlimit, f"--{resource}", "--output=SOFT", "--noheadings"]
+    before = subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip()
+    subprocess.run([*prlimit, f"--{resource}={number}:"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*prlimit, f"--{resource}={before}:"], check=True)
+
+
+@pytest.mark.parametrize("role", ["gateway", "workers"])
+def test_threads_that_cannot_be_started_refuse_requests_and_end_nothing(tercet: Tercet, role: str) -> None:
+    """The limit counts all processes of the user, so one is as good as none."""
+    processes = tercet.processes()
+    with limited(processes[role][1].pid, "nproc", 1):
+        found = [status for _ in range(4) for status in statuses(tercet, 12 if role == "gateway" else 24)]
+    if role == "gateway":
+        assert 503 in found
+    assert tercet.events("thread_not_started")[-1]["role"] == role
+    assert statuses(tercet, 12) == [200] * 12
+    assert tercet.processes() == processes
+
+
+def test_a_worker_without_descriptors_accepts_again_when_it_has_some(tercet: Tercet) -> None:
+    worker = psutil.Process(pid_of(tercet, 0))
+    with slot_socket(tercet, 0) as slot, ThreadPoolExecutor(1) as threads:
+        with limited(worker.pid, "nofile", 3):
+            answer = threads.submit(slot.get, "http://slot/state?once")
+            until(lambda: tercet.events("connection_not_accepted"), 10, "a connection that waits")
+            assert statuses(tercet, 4) == [200] * 4
+        assert answer.result().status_code == 200
+    assert pid_of(tercet, 0) == worker.pid
 
 
 def test_after_a_device_error_the_process_is_gone_in_500_ms_and_replaced(tercet: Tercet) -> None:

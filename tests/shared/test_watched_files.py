@@ -8,19 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared import watched_files
 from shared.errors import StartError
 from shared.pool_keys import is_pool_key
 from shared.watched_files import WatchedFiles, open_file
 
-
 PATIENCE_S = 10.0
 
 
 def number_file(path: Path) -> WatchedFiles[int]:
     def read() -> int:
-        with open_file(path) as file:
+        with open_file(path, "number") as file:
             text = file.read()
         if not text.isdigit():
             raise StartError("no number")
@@ -88,10 +88,11 @@ def test_what_is_no_file_is_refused_without_a_wait_and_the_file_in_its_place_is_
     files = number_file(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(OSError, match="not a regular file"):
+    with capture_logs() as logs:
         files.look()
-    with pytest.raises(OSError, match="not a regular file"):
-        open_file(Path("/dev/zero"))
+    assert "not a regular file" in logs[0]["reason"]
+    with pytest.raises(StartError, match="not a regular file"), open_file(Path("/dev/zero"), "zero"):
+        pass
     assert files.value == 1
     path.unlink()
     path.write_text("22")

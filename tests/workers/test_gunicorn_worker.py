@@ -205,6 +205,7 @@ OVERRIDDEN = {
     "load_wsgi": (),
     "run": (),
     "notify": (),
+    "wait_for_and_dispatch_events": ("timeout",),
     "enqueue_req": ("conn",),
     "accept": ("listener",),
     "handle": ("conn",),

@@ -238,10 +238,10 @@ class Engine:
                 failures=dict(self._failures),
             )
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, waits: bool = True) -> None:
         """Drains the engine: refuses new requests, lets sequences run for `grace_s`, then cancels the rest.
 
-        Returns when the engine's thread has ended, or at once while that thread is in `load`.
+        Returns when the engine's thread has ended; at once without `waits`, or while that thread is in `load`.
         """
         with self._lock:
             self._drain_until = time.monotonic() + grace_s
@@ -250,7 +250,7 @@ class Engine:
         if self._state is not EngineState.FAILED or not was_loading:
             self._set_state(EngineState.DRAINING, self._reason)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join(0 if was_loading else None)
+            self._thread.join(None if waits and not was_loading else 0)
 
     def _wake(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import faulthandler
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 # `faulthandler` is armed again, or cancelled, only after this fraction of the limit has passed: it starts a thread each
 # time. The watchdog's own thread looks as often.
@@ -43,13 +44,15 @@ class Watchdog:
         if self._hang_s == 0:
             return
         self._step_began_at = now
-        with self._lock:
-            if now - self._armed_at > REARM_FRACTION * self._hang_s:
-                faulthandler.dump_traceback_later((1 + REARM_FRACTION) * self._hang_s + LAST_RESORT_S, exit=True)
-                self._armed_at = now
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-            self._thread.start()
+        with suppress(RuntimeError):  # no thread can be started now: the next step tries again
+            with self._lock:
+                if now - self._armed_at > REARM_FRACTION * self._hang_s:
+                    faulthandler.dump_traceback_later((1 + REARM_FRACTION) * self._hang_s + LAST_RESORT_S, exit=True)
+                    self._armed_at = now
+            if self._thread is None:
+                thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def rest(self) -> None:
         """No step runs until the next call of `arm`, which may follow at once: `faulthandler` is cancelled later."""

@@ -28,3 +28,22 @@ def test_an_engine_that_rests_is_left_alone_and_its_next_step_is_watched() -> No
 
 def test_a_step_that_follows_at_once_is_watched() -> None:
     assert run("watchdog.rest(); watchdog.arm(time.monotonic()); time.sleep(20)") == 9
+
+
+def test_a_step_is_computed_also_if_no_thread_can_be_started_and_a_later_one_is_watched() -> None:
+    """A fake for the limit of threads: `faulthandler` starts one each time."""
+    assert (
+        run("""
+import faulthandler
+start = faulthandler.dump_traceback_later
+def fail(*_, **__):
+    raise RuntimeError("unable to start watchdog thread")
+faulthandler.dump_traceback_later = fail
+time.sleep(0.1)
+watchdog.arm(time.monotonic())
+faulthandler.dump_traceback_later = start
+watchdog.arm(time.monotonic())
+time.sleep(20)
+""")
+        == 9
+    )
