@@ -35,7 +35,7 @@ from gateway.pool.slot_table import ASIDE_S
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text
-from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
+from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, State, Token
 from shared.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 3
@@ -48,6 +48,8 @@ NOT_READY = "not_ready"
 # failure in a row, so there is one retry, and none on the same slot.
 SCARCE_MEMORY = "out_of_memory"
 MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
+# Failures of a branch whose worker may have ended.
+LOST_CODES = {"broken", "slot_lost", "device_error", "hang"}
 # Pauses of a branch whose slot serves and yet cannot take it now, in turn; the last is repeated.
 WAIT_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
 # How long it waits for a worker that is away for a moment: it looks for its socket once a second; and one that stops
@@ -236,7 +238,9 @@ class Fanout:
                     failure = BranchFailure(branch.index, error.code, error.detail)
                     max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
                     is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
-                    if is_last or not self._take_retry():
+                    if error.code in LOST_CODES:
+                        self._note_lost_worker(context, slot)
+                    if is_last or context.ends_workers or not self._take_retry():
                         return failure
             finally:
                 self._admission.release(slot, context.pin, spec.owner)
@@ -282,6 +286,20 @@ class Fanout:
             else:
                 return slot
 
+    def _note_lost_worker(self, context: RequestContext, slot: int) -> None:
+        """Of a worker that has ended, the signal may be anyone's, so its requests are tried again. A request that then
+        ends another is taken for the cause, and no further worker gets it.
+
+        A connection may fail although its worker lives, so the earlier one must be known to be gone.
+        """
+        states = self._admission.states()
+        lost = slot, states[slot].pid if slot in states else 0
+        gone = {(index, pid) for index, pid in context.lost_workers if _is_gone(states.get(index), pid)} - {lost}
+        context.lost_workers.add(lost)
+        if gone and not context.ends_workers:
+            context.ends_workers = True
+            log.error("request_ended_workers", request_id=context.spec.request_id, slots=sorted({lost[0], *dict(gone)}))
+
     def _note_lie(self, slot: int, error: BranchError) -> None:
         if error.is_lie and self._admission.set_aside(slot, error.detail):
             log.warning("slot_set_aside", slot=slot, code=error.code, reason=error.detail, seconds=ASIDE_S)
@@ -304,6 +322,8 @@ class Fanout:
         left_s = spec.deadline - time.monotonic() - RETURN_MARGIN_S
         if left_s <= 0:
             raise BranchError("deadline_exceeded", "The time limit passed before its turn.", is_retryable=False)
+        if context.ends_workers:
+            raise BranchError("slot_lost", "Two workers have ended during this request.", is_retryable=False)
         model = self._admission.models.get(spec.model)
         request = GenerateRequest(
             prompt=_needed_text(spec, branch.prompt, model.n_ctx) if isinstance(branch.prompt, str) else None,
@@ -352,6 +372,11 @@ class Fanout:
                 pass
         except BranchError as error:
             self._note_lie(slot, error)
+
+
+def _is_gone(state: State | None, pid: int) -> bool:
+    """Whether a slot's worker is not the one with this process id, or about to be replaced."""
+    return state is None or state.pid != pid or state.state in {"down", "failed"}
 
 
 def _needed_text(spec: GenerationSpec, prompt: str, n_ctx: int) -> str:

@@ -159,6 +159,8 @@ class RequestContext:
         traceparent: the request's span, parent of the branches' spans; "" if the request is not traced.
         cancel_reason: the error to answer with, if cancellation gave a reason.
         num_top_ups: branches started to replace rejected completions.
+        lost_workers: slots and process ids of workers whose connection failed during a branch of this request.
+        ends_workers: two of them have ended, so that this request may be the cause.
         first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.
     """
 
@@ -168,6 +170,8 @@ class RequestContext:
         self.pin = RevisionPin()
         self.cancel_reason: TercetError | None = None
         self.num_top_ups = 0
+        self.lost_workers: set[tuple[int, int]] = set()
+        self.ends_workers = False
         self.first_outcomes_at: float | None = None
         self._changed = threading.Condition()
         self._events: deque[BranchEvent] = deque()

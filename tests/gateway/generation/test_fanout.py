@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +24,7 @@ from gateway.pool import slot_table
 from gateway.pool.admission import Admission
 from gateway.pool.client import NO_SOCKET, SlotClient
 from shared.errors import DeadlineExceeded, Overloaded, ShuttingDown
-from shared.protocol import Accepted, Failed, GenerateRequest, Group, Sampling, State, Token
+from shared.protocol import PROTOCOL, Accepted, Failed, GenerateRequest, Group, Sampling, State, Token
 from tests.gateway.exposition import total
 from tests.gateway.generation.stubs import (
     Break,
@@ -141,6 +142,100 @@ def test_a_failed_branch_is_retried_on_another_slot(make_pool: MakePool, steps: 
     assert [len(worker.calls) for worker in pool.workers] == [1, 1]
     pool.wait_until_idle()
     assert (pool.num_branches(0, code), pool.num_branches(1, "ok")) == (1, 1)
+
+
+def kill_worker(pool: StubPool, slot: int) -> Iterator[Step]:
+    """As its master's reader sees it, with the process id of the worker that is gone."""
+    pool.admission.update(slot, State(state="down", pid=pool.admission.states()[slot].pid, protocol=PROTOCOL))
+    yield Accepted()
+    yield Break()
+
+
+def test_a_request_that_ends_two_workers_gets_no_third(make_pool: MakePool) -> None:
+    def kill(slot: int) -> Respond:
+        return lambda _: kill_worker(pool, slot)
+
+    pool = make_pool(kill(0), kill(1), kill(2), max_batch=1)
+    with structlog.testing.capture_logs() as logs:
+        [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(failure, BranchFailure)
+    assert failure.code == "broken"
+    assert sorted(len(worker.calls) for worker in pool.workers) == [0, 1, 1]
+    [event] = [event for event in logs if event["event"] == "request_ended_workers"]
+    assert (event["request_id"], len(event["slots"])) == ("r1", 2)
+    pool.wait_until_idle()
+
+
+def test_branches_that_have_not_begun_end_with_their_request_that_ends_workers(make_pool: MakePool) -> None:
+    def kill(slot: int) -> Respond:
+        return lambda _: kill_worker(pool, slot)
+
+    pool = make_pool(kill(0), kill(1), by_seed, max_batch=1)
+    context = RequestContext(make_spec(num_completions=1, prompts=("He saw",) * 2))
+    context.ends_workers = True
+    outcomes = start(pool, context)
+    assert [outcome.code for outcome in outcomes if isinstance(outcome, BranchFailure)] == ["slot_lost"] * 2
+    assert not any(worker.calls for worker in pool.workers)
+
+
+def test_all_branches_on_a_worker_that_is_killed_are_tried_again(make_pool: MakePool) -> None:
+    """The signal may be anyone's."""
+    pool = make_pool(lambda _: kill_worker(pool, 0), by_seed, max_batch=3)
+    outcomes = start(pool, RequestContext(make_spec()))
+    assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
+    assert len(outcomes) == 3
+
+
+def test_connections_that_break_while_their_workers_live_are_no_reason_to_stop(make_pool: MakePool) -> None:
+    pool = make_pool(lambda _: [Break()], lambda _: [Break()], by_seed)
+    [result] = start(pool, RequestContext(make_spec(num_completions=1)))
+    assert isinstance(result, BranchResult)
+
+
+def test_a_branch_without_a_thread_refuses_its_request_and_leaves_no_room_taken(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake for the limit of threads; tests/e2e/test_engine_failures.py has a real one."""
+    pool = make_pool(by_seed)
+    context = RequestContext(make_spec())
+    with monkeypatch.context() as patched, pytest.raises(Overloaded, match="No thread"):
+        patched.setattr(threading.Thread, "start", no_thread)
+        pool.fanout.start(context)
+    assert pool.admission.in_flight() == [0]
+    assert len(start(pool, RequestContext(make_spec()))) == 3
+    pool.wait_until_idle()
+
+
+def test_a_replacement_without_a_thread_is_a_failed_branch(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(by_seed)
+    context = RequestContext(make_spec(num_completions=1))
+    start(pool, context)
+    threads: SimpleNamespace | Any = pool.fanout._threads
+    monkeypatch.setattr(threads, "submit", Mock(side_effect=Overloaded("No thread.")))
+    pool.fanout.top_up(context, range(1, 2))
+    failure = context.next_event()
+    assert isinstance(failure, BranchFailure)
+    assert failure.code == "overloaded"
+
+
+@pytest.mark.parametrize("kind", [BaseException, SystemExit, ZeroDivisionError])
+def test_an_exception_of_any_class_is_its_branchs_failure(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    pool = make_pool(by_seed)
+    with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
+        patched.setattr(pool.fanout, "_call", Mock(side_effect=kind))
+        outcomes = start(pool, RequestContext(make_spec()))
+    assert [outcome.code for outcome in outcomes if isinstance(outcome, BranchFailure)] == ["internal_error"] * 3
+    assert [event["event"] for event in logs] == ["unhandled_exception"] * 3
+    assert len(start(pool, RequestContext(make_spec()))) == 3
+    pool.wait_until_idle()
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def flood(line: Step) -> Iterator[Step]:
