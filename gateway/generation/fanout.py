@@ -35,7 +35,7 @@ from gateway.pool.slot_table import ASIDE_S
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text
-from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, State, Token
+from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
 from shared.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 3
@@ -294,11 +294,11 @@ class Fanout:
         """
         states = self._admission.states()
         lost = slot, states[slot].pid if slot in states else 0
-        gone = {(index, pid) for index, pid in context.lost_workers if _is_gone(states.get(index), pid)} - {lost}
-        context.lost_workers.add(lost)
-        if gone and not context.ends_workers:
+        living = {(index, state.pid) for index, state in states.items() if state.state not in {"down", "failed"}}
+        if context.lost_workers - living - {lost} and not context.ends_workers:
             context.ends_workers = True
-            log.error("request_ended_workers", request_id=context.spec.request_id, slots=sorted({lost[0], *dict(gone)}))
+            log.error("request_ended_workers", request_id=context.spec.request_id, last_slot=slot)
+        context.lost_workers.add(lost)
 
     def _note_lie(self, slot: int, error: BranchError) -> None:
         if error.is_lie and self._admission.set_aside(slot, error.detail):
@@ -372,11 +372,6 @@ class Fanout:
                 pass
         except BranchError as error:
             self._note_lie(slot, error)
-
-
-def _is_gone(state: State | None, pid: int) -> bool:
-    """Whether a slot's worker is not the one with this process id, or about to be replaced."""
-    return state is None or state.pid != pid or state.state in {"down", "failed"}
 
 
 def _needed_text(spec: GenerationSpec, prompt: str, n_ctx: int) -> str:

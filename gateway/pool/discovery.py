@@ -37,7 +37,8 @@ def resolve(host: str) -> frozenset[str]:
 
 
 class Discovery:
-    """Calls a function with a host's addresses: first when they are found, then after each change.
+    """Calls a function with a host's addresses: first when they are found, then after each change; again while it
+    raises `RuntimeError`.
 
     A name is looked up in a thread of its own until the process exits; an IP address needs none.
     """
@@ -81,6 +82,10 @@ class Discovery:
         self._is_failing = False
         if addresses and addresses != self._addresses:
             shown = sorted(addresses)[:MAX_SHOWN]
-            self._addresses = addresses
-            self._on_change(addresses)
-            log.info("addresses_changed", host=self._host, addresses=shown, num_addresses=len(addresses))
+            try:
+                self._on_change(addresses)
+            except RuntimeError as error:  # no thread can be started now
+                log.error("addresses_not_used", host=self._host, reason=str(error))
+            else:
+                self._addresses = addresses
+                log.info("addresses_changed", host=self._host, addresses=shown, num_addresses=len(addresses))

@@ -73,7 +73,10 @@ class UnixAddress:
     hides_close: bool = False
 
     def connect(self, timeout_s: float) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock = socket.socket(socket.AF_UNIX)
+        except OSError as error:  # no descriptor is left
+            raise _connect_error(error, timeout_s) from error
         try:
             _set_kernel_timeout(sock, socket.SO_SNDTIMEO, timeout_s)
             sock.connect(self.path)

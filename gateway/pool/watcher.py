@@ -130,11 +130,11 @@ class PoolWatcher:
                 url, address, port = key
                 remote = Remote(url.scheme, url.host, address, port, url.path)
                 slot = Slot(self._next_index, "", url.model, "", 0, remote=remote)
+                self._start(slot)  # raises RuntimeError where no thread can be started; it waits for the lock
                 self._indices[key] = slot.index
                 self._next_index += 1
                 self._make_client(slot)
                 self._admission.add(slot)
-                self._start(slot)
                 log.info("slot_added", slot=slot.index, model=slot.model, host=url.host, address=str(remote))
 
     def _remove_if_left(self, slot: Slot) -> bool:
@@ -149,6 +149,8 @@ class PoolWatcher:
 
     def _follow(self, slot: Slot) -> None:
         """Until the slot is removed."""
+        with self._lock:
+            pass  # the slot is in `clients` now
         failures = FailureTotals()
         num_failures = 0  # attempts in a row without a worker that stays
         while True:

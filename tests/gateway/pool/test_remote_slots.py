@@ -17,7 +17,7 @@ from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.watcher import PoolWatcher
 from shared.errors import NotReady
-from shared.plan import REMOTE, Model, Plan, make_slots
+from shared.plan import REMOTE, Model, Plan, Slot, make_slots
 from shared.protocol import Accepted, GenerateRequest, State
 from shared.settings import PoolUrl
 from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, port_of, serving_requests, until
@@ -256,3 +256,23 @@ def test_a_name_with_very_many_addresses_makes_a_bounded_number_of_slots(
         assert pool.become({0: "warm"})
     [left_out] = [line for line in logs if line["event"] == "addresses_left_out"]
     assert (left_out["num_used"], left_out["num_found"]) == (4, 99)
+
+
+def test_a_slot_for_which_no_thread_can_be_started_is_added_when_one_can(
+    access: RemoteAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake for the limit of threads."""
+    start, refused = PoolWatcher._start, threading.Event()
+
+    def fail_once(watcher: PoolWatcher, slot: Slot) -> None:
+        if not refused.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(watcher, slot)
+
+    monkeypatch.setattr(PoolWatcher, "_start", fail_once)
+    with Worker().serving() as server, structlog.testing.capture_logs() as events:
+        pool = Pool(port_of(server), access, "127.0.0.1")
+        assert pool.become({0: "warm"})
+    assert refused.is_set()
+    assert [event["event"] for event in events].count("slot_added") == 1
