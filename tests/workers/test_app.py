@@ -6,20 +6,24 @@ Texts and log-probabilities are compared with those of transformers.
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import falcon
 import pytest
+import structlog
 import torch
 from falcon import testing
 
 from shared.protocol import GenerateRequest
+from shared.telemetry import format_traceback
 from tests.workers.contract import INVALID
-from tests.workers.helpers import PATIENCE_S, wait_until
+from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
 from tests.workers.slots import (
     GREEDY,
     HANGUPS,
@@ -34,6 +38,35 @@ from tests.workers.slots import (
 )
 from workers.app import SlotApp
 from workers.service import Branch, SlotService
+
+# A text for which the tokenizer of `panicking` panics: its regular expression tries too many ways to match.
+PANIC = "a" * 48 + "! eee"
+
+
+@pytest.fixture
+def panicking(tmp_path: Path) -> Iterator[testing.TestClient]:
+    directory = tmp_path / "panicking"
+    shutil.copytree(EMBEDDED, directory)
+    path = directory / "tokenizer.json"
+    values = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, values["pre_tokenizer"]]}
+    path.write_text(json.dumps(values))
+    with warm_service(directory=directory, source="local") as service:
+        yield testing.TestClient(SlotApp(service, HANGUPS))
+
+
+def test_a_panic_in_the_tokenizer_is_that_requests_error(panicking: testing.TestClient) -> None:
+    with structlog.testing.capture_logs() as logs:
+        result = panicking.simulate_post("/generate", json={"prompt": PANIC, "sampling": GREEDY})
+    assert result.status_code == 500
+    assert problem(result)["code"] == "internal_error"
+    [event] = [event for event in logs if event["event"] == "unhandled_exception"]
+    logged = format_traceback((type(event["exc_info"]), event["exc_info"], event["exc_info"].__traceback__))
+    assert "pyo3_runtime.PanicException" in logged
+    assert PANIC[:8] not in logged
+    assert generate(panicking, prompt=PROMPT, sampling=GREEDY)[-1]["event"] == "done"
+
 
 # Answers -----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import socket
 import threading
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from gunicorn.config import Config
@@ -17,6 +20,8 @@ from gunicorn.glogging import Logger
 from gunicorn.http.errors import InvalidRequestMethod
 from gunicorn.workers.gthread import TConn, ThreadWorker
 
+from shared import wire
+from shared.call_threads import CallThreads
 from shared.errors import SlotFull
 from workers.gunicorn_worker import SlotWorker
 
@@ -189,6 +194,47 @@ def test_a_refused_branch_is_answered_by_the_app_and_the_connection_serves_on(co
     theirs.sendall(request(b"content"))
     assert worker._handle_generate(conn)
     assert theirs.recv(1 << 16) == HEAD + CHUNK + LAST_CHUNK
+
+
+@pytest.mark.parametrize("kind", [BaseException, SystemExit, ZeroDivisionError])
+def test_an_exception_of_any_class_ends_its_connection_and_not_the_main_loop(
+    connected: Any, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    worker, conn, theirs = connected
+    worker.nr_conns = 1
+    monkeypatch.setattr(worker, "handle", Mock(side_effect=kind))
+    deferred: list[Any] = []
+    worker.method_queue = SimpleNamespace(defer=lambda *call: deferred.append(call))
+    worker._serve(conn)
+    [(finish, *arguments)] = deferred
+    theirs.shutdown(socket.SHUT_WR)  # the gateway closes, too
+    finish(*arguments)
+    assert worker.nr_conns == 0
+    assert theirs.recv(1) == b""
+
+
+def test_a_request_for_which_no_thread_can_be_started_is_refused(
+    connected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, conn, theirs = connected
+    worker.nr_conns, worker._num_busy, worker._threads = 1, 0, CallThreads("http", 3)
+    theirs.sendall(request(b"content"))
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    monkeypatch.setattr("workers.tcp_port.LINGER_S", 0.05)
+    worker.enqueue_req(conn)
+    assert wire.read_refusal(503, theirs.recv(1 << 16).partition(b"\r\n\r\n")[2])[0] == "slot_full"
+    assert worker.nr_conns == 0
+
+
+def test_a_connection_that_cannot_be_accepted_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.gunicorn_worker.ACCEPT_PAUSE_S", 0.0)
+    listener = SimpleNamespace(sock=SimpleNamespace(family=socket.AF_UNIX))
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EPROTO):
+        listener.accept = Mock(side_effect=OSError(number, "injected"))
+        with slot_worker() as worker:
+            worker.slot_index = 0
+            worker.accept(listener)
+            assert worker.nr_conns == 0
 
 
 def test_a_connection_that_the_gateway_has_closed_ends(connected: Any) -> None:

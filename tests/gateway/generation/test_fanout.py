@@ -198,9 +198,10 @@ def test_a_branch_without_a_thread_refuses_its_request_and_leaves_no_room_taken(
     """A fake for the limit of threads; tests/e2e/test_engine_failures.py has a real one."""
     pool = make_pool(by_seed)
     context = RequestContext(make_spec())
-    with monkeypatch.context() as patched, pytest.raises(Overloaded, match="No thread"):
+    with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", no_thread)
-        pool.fanout.start(context)
+        with pytest.raises(Overloaded, match="No thread"):
+            pool.fanout.start(context)
     assert pool.admission.in_flight() == [0]
     assert len(start(pool, RequestContext(make_spec()))) == 3
     pool.wait_until_idle()

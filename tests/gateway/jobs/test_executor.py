@@ -19,6 +19,7 @@ from gateway.jobs.executor import Cancelling, JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import LEASE_S, JobQueue
 from gateway.jobs.store import Job
+from shared.call_threads import CallThreads
 from shared.errors import InvalidRequest, JobsUnavailable, Overloaded
 from tests.e2e.harness import until
 from tests.gateway.jobs.conftest import Clock, MakeQueue
@@ -236,6 +237,41 @@ def test_an_error_is_the_outcome(
     assert ended.state == "failed"
     assert code in ended.error
     assert b"bug" not in ended.error
+
+
+def test_a_job_whose_computation_raises_anything_fails_and_is_not_tried_again(
+    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor
+) -> None:
+    calls: list[Job] = []
+
+    def compute(job: Job, cancelling: Cancelling) -> bytes:
+        calls.append(job)
+        raise BaseException  # a panic in Rust is one
+
+    with structlog.testing.capture_logs() as logs:
+        execute(compute)
+        until(lambda: sqlite_queue.find(job.id, "o").state == "failed", 10, "the job failed")
+    assert len(calls) == 1
+    assert "unhandled_exception" in {event["event"] for event in logs}
+
+
+def test_a_job_for_which_no_thread_can_be_started_returns_to_the_queue(
+    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fake for the limit of threads."""
+    monkeypatch.setattr(executor_module, "REFUSED_DELAY_S", 0.05)
+    submit, refusals = CallThreads.submit, [Overloaded("No thread.")] * 2
+
+    def refuse_twice(threads: CallThreads, function: Any, *args: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        submit(threads, function, *args)
+
+    monkeypatch.setattr(CallThreads, "submit", refuse_twice)
+    executor = execute(compute_at_once)
+    until(lambda: sqlite_queue.find(job.id, "o").state == "succeeded", 10, "the job done")
+    assert not refusals
+    until(lambda: not executor.num_running, 10, "none left running")
 
 
 def test_no_job_starts_without_room(sqlite_queue: JobQueue, job: Job, execute: MakeExecutor) -> None:

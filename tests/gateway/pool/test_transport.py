@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import socket
 import ssl
 import threading
@@ -383,3 +384,12 @@ def test_an_address_can_be_the_name_of_a_certificate(authority: Authority) -> No
         address = tcp_address(server.address, authority.client(), "127.0.0.1")
         with closing(Transport(address, 60.0)) as transport:
             assert read(transport) == b"hello"
+
+
+def test_a_call_without_a_descriptor_is_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", fail)
+    with pytest.raises(httpx.ConnectError):
+        UnixAddress("/nonexistent").connect(1.0)

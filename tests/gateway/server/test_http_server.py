@@ -3,13 +3,17 @@ tests/e2e/test_clients.py tests its behaviour."""
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 from collections.abc import Iterator
 from importlib.metadata import version
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import structlog
 from gunicorn.workers.gthread import ThreadWorker
 
 from gateway.server.connections import Phase
@@ -130,3 +134,43 @@ def test_a_successor_that_stops_before_it_serves_leaves_the_backlog_to_its_prede
     server._is_finished(ACCEPTED_AT + 10.0)
     sock, _ = listener.accept()
     sock.close()
+
+
+def test_a_connection_that_cannot_be_accepted_ends_nothing(peers: Peers) -> None:
+    server = stopping(peers, is_replaced=False)
+    for number in (errno.ENOBUFS, errno.ENOMEM, errno.EPROTO, errno.EPERM):
+        listener = SimpleNamespace(accept=Mock(side_effect=OSError(number, "injected")))
+        assert server._accept(listener, ACCEPTED_AT) is False
+
+
+def test_a_request_that_the_main_thread_fails_on_ends_with_its_connection(peers: Peers) -> None:
+    server = stopping(peers, is_replaced=False)
+    server._stop_began_at = None
+    server.alive = False
+    server.wsgi = Mock(classify=Mock(side_effect=ZeroDivisionError))
+    peers.client.sendall(GET)
+    with structlog.testing.capture_logs() as logs:
+        server._advance(peers.connection, ACCEPTED_AT)
+    assert [event["event"] for event in logs] == ["unhandled_exception"]
+    assert peers.connection.phase is Phase.CLOSED
+    assert not server._connections
+
+
+def test_the_spare_descriptor_is_closed_once(peers: Peers, waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it could not be opened again, another file may have its number."""
+    listener, _ = waiting
+    server = stopping(peers, is_replaced=False)
+    server._num_evicted = 0
+    server.wsgi = Mock()
+    server._spare_file = open(os.devnull, "rb")  # noqa: SIM115
+    number = server._spare_file.fileno()
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", Mock(side_effect=OSError(errno.EMFILE, "injected")))
+        server._refuse_with_spare_descriptor(listener)
+    other = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(other, number)
+    server._refuse_with_spare_descriptor(listener)
+    os.fstat(number)
+    os.close(other)
+    os.close(number)
+    server._spare_file.close()
