@@ -180,7 +180,10 @@ def test_branches_that_have_not_begun_end_with_their_request_that_ends_workers(m
 
 def test_all_branches_on_a_worker_that_is_killed_are_tried_again(make_pool: MakePool) -> None:
     """The signal may be anyone's."""
-    pool = make_pool(lambda _: kill_worker(pool, 0), by_seed, max_batch=3)
+    def kill(_: GenerateRequest) -> Iterator[Step]:
+        return kill_worker(pool, 0)
+
+    pool = make_pool(kill, by_seed, max_batch=3)
     outcomes = start(pool, RequestContext(make_spec()))
     assert {outcome.slot for outcome in outcomes if isinstance(outcome, BranchResult)} == {1}
     assert len(outcomes) == 3
