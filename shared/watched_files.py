@@ -69,7 +69,7 @@ class WatchedFiles(Generic[T]):
     @property
     def value(self) -> T:
         """What was read last. Starts the thread again that a fork, or a lack of threads, has left out."""
-        if not self._thread.is_alive():
+        if self._paths and not self._thread.is_alive():
             self._start()
         return self._value
 

@@ -164,14 +164,14 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         super().wait_for_and_dispatch_events(min(timeout, max(0.0, self._ends_at - time.monotonic())))
+        if time.monotonic() >= self._ends_at:
+            self.alive, self._ends_at = False, math.inf
 
     def notify(self) -> None:
         """The heartbeat, once per turn of the main loop, which also acts on state changes."""
         super().notify()
         if self.life.must_drain:
             self._announce_end()
-        if time.monotonic() >= self._ends_at:
-            self.alive, self._ends_at = False, math.inf
         if self.life.phase is LifePhase.LOADING and self.service.is_warm:
             self.life.warm()
             self._is_warm = True

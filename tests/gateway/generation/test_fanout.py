@@ -180,6 +180,7 @@ def test_branches_that_have_not_begun_end_with_their_request_that_ends_workers(m
 
 def test_all_branches_on_a_worker_that_is_killed_are_tried_again(make_pool: MakePool) -> None:
     """The signal may be anyone's."""
+
     def kill(_: GenerateRequest) -> Iterator[Step]:
         return kill_worker(pool, 0)
 
