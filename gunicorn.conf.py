@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` scrip
     sys.path.insert(0, root)
 
 from shared.errors import StartError
+from shared.home import START_DIRECTORY, start_directory
 from shared.log_stream import start_log_thread, use_log_streams
 from shared.masters.generations import START_FAILED_EXIT_CODE, WORKERS_DIED_EXIT_CODE, Generations
 from shared.masters.run_directory import file_identity, lock_run_directory, restore_lock, restore_run_directory
@@ -53,7 +55,8 @@ if role not in {"gateway", "workers"}:
     sys.exit("Set TERCET_ROLE=gateway or TERCET_ROLE=workers; `tercet serve` starts both.")
 try:
     settings = Settings.load(os.environ).located()
-    os.environ["TERCET_RUN_DIR"] = str(settings.run_path)  # for the workers
+    # For the workers, and for `tercet plan`, which runs in another directory.
+    os.environ |= {"TERCET_RUN_DIR": str(settings.run_path), START_DIRECTORY: start_directory()}
     # Files that are wrong refuse a reload. Workers inherit the TLS settings, so one that is replaced reads no TLS file.
     if role == "gateway":
         check_access(settings)
@@ -196,6 +199,8 @@ def post_fork(server: Any, worker: Any) -> None:
         server.WORKER_BOOT_ERROR = server.APP_LOAD_ERROR = START_FAILED_EXIT_CODE
     forbid_core_dumps()
     start_log_thread()
+    with suppress(OSError):  # for the variables of libraries, like SSL_CERT_FILE
+        os.chdir(os.environ[START_DIRECTORY])
     worker.life.begin()
     # The level CRITICAL only discards the access log's lines; this spares formatting them.
     worker.log.access = lambda *_: None

@@ -18,6 +18,7 @@ import msgspec
 from deploy.planning import make_plan
 from gateway.pool.client import STATE_SILENCE_S, BranchError, SlotClient
 from shared.errors import StartError
+from shared.home import START_DIRECTORY
 from shared.masters.run_directory import lock_holder, lock_run_directory, remove_run_files
 from shared.plan import Plan, Slot, read_current_plan, write_plan
 from shared.protocol import State
@@ -57,7 +58,7 @@ def reload_slots(
 
 
 def running_environment(settings: Settings) -> dict[str, str] | None:
-    """The environment of the instance in this run directory: its settings, and where its models are.
+    """The environment of the instance in this run directory: its settings, where its models are and paths begin.
 
     None: nothing runs there, or the system does not tell (Linux tells the same user, and root).
     """
@@ -66,11 +67,13 @@ def running_environment(settings: Settings) -> dict[str, str] | None:
         return None
     try:
         entries = Path(f"/proc/{holder.pid}/environ").read_bytes().split(b"\0")
+        directory = os.readlink(f"/proc/{holder.pid}/cwd")  # where one that was started alone began
     except OSError:
         return None
     names = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-    found = {name: value for name, _, value in names if name not in INTERNAL}
-    return found | {"TERCET_RUN_DIR": str(settings.run_path)}  # a gunicorn that was started alone may have the default
+    found = {name: value for name, _, value in names if name not in INTERNAL - {START_DIRECTORY}}
+    # A gunicorn that was started alone may have the default run directory.
+    return {START_DIRECTORY: directory} | found | {"TERCET_RUN_DIR": str(settings.run_path)}
 
 
 def _new_plan(old: Plan, settings: Settings, environ: Mapping[str, str], model: str | None) -> Plan:

@@ -29,6 +29,7 @@ from deploy.planning import Downloads, make_plan, remember_served
 from deploy.slot_states import SlotStates, slot_table
 from deploy.terminal import labelled
 from shared.errors import StartError
+from shared.home import START_DIRECTORY, start_directory
 from shared.masters.generations import WORKERS_DIED_EXIT_CODE
 from shared.masters.run_directory import (
     device_lock_name,
@@ -89,7 +90,8 @@ class Supervisor:
         self._settings = settings = settings.located()
         self._idle_status = idle_status
         self._exit_code = 0
-        self._environ = {**environ, "TERCET_RUN_DIR": str(settings.run_path)}
+        # The pools run in the installation's directory: gunicorn imports from its own, and the user's may be removed.
+        self._environ = {**environ, "TERCET_RUN_DIR": str(settings.run_path), START_DIRECTORY: start_directory()}
         self._console = console
         self._run_path = settings.run_path
         self._next_restore_at = 0.0  # monotonic

@@ -1,7 +1,7 @@
-"""The user's home directory, which a container or a service may lack: no `HOME`, and a user that has no account.
+"""What the paths that a user writes mean: relative to the directory where Tercet was started, or to the home directory.
 
-`Path.home` raises an error then, and takes an empty or relative `HOME`, which would name another directory in each
-process.
+A container or a service may lack a home directory: no `HOME`, and a user that has no account. `Path.home` raises an
+error then, and takes an empty or relative `HOME`, which would name another directory in each process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
+from typing import Final
+
+# The directory where Tercet was started, for its processes that run in the installation's.
+START_DIRECTORY: Final = "TERCET_START_DIR"
 
 
 def home_directory() -> Path | None:
@@ -22,11 +26,20 @@ def home_directory() -> Path | None:
     return Path(home) if os.path.isabs(home) else None
 
 
+def start_directory() -> str:
+    """Where relative paths begin; empty if that directory was removed before the start."""
+    try:
+        return os.environ[START_DIRECTORY] if START_DIRECTORY in os.environ else os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 def absolute_path(text: str) -> Path:
     """The path that a user wrote, absolute; `~` is the home directory, `~name` another user's.
 
     Raises:
-        ValueError: there is no such home directory. The message completes "NAME='text' …".
+        ValueError: there is no such home directory, or no directory where a relative path begins. The message completes
+            "NAME='text' …".
     """
     first, slash, rest = text.partition("/")
     if first == "~":
@@ -34,6 +47,9 @@ def absolute_path(text: str) -> Path:
             raise ValueError("begins with ~, but this user has no home directory: write an absolute path, or set HOME")
         return home / rest if slash else home
     try:
-        return Path(text).expanduser().absolute()
+        path = start_directory() / Path(text).expanduser()
     except RuntimeError:
         raise ValueError(f"begins with {first}, but there is no such user: write an absolute path") from None
+    if not path.is_absolute():
+        raise ValueError("is relative, but the current directory was removed: write an absolute path")
+    return path

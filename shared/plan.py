@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from shared.errors import StartError, refusing_os_errors
+from shared.home import start_directory
 from shared.memory_plan import Gpu, SlotMemory
 from shared.settings import Address, Settings
 
@@ -129,6 +130,7 @@ def plan_inputs(settings: Settings, environ: Mapping[str, str]) -> dict[str, str
     return {
         "devices": ",".join(settings.pool.devices),
         "models": ",".join(map(str, settings.model.models)),
+        "directory": start_directory() if any((spec.source or "")[:1] == "." for spec in settings.model.models) else "",
         "pool": ",".join(map(str, settings.remote.pool)),
         "compute": settings.pool.compute,
         "max_batch": str(settings.pool.max_batch),

@@ -21,13 +21,13 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
-from shared.home import absolute_path, home_directory
+from shared.home import START_DIRECTORY, absolute_path, home_directory
 from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
 from shared.run_paths import default_run_path
 
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, the
-# descriptors that the supervisor passes to its pools, and whether it has just been started itself.
+# descriptors that the supervisor passes to its pools, whether it has just been started itself, and where.
 INTERNAL = frozenset(
     {
         "TERCET_ROLE",
@@ -36,6 +36,7 @@ INTERNAL = frozenset(
         "TERCET_LIFELINE_FD",
         "TERCET_ACTIVITY_FD",
         "TERCET_IS_FIRST_START",
+        START_DIRECTORY,
     }
 )
 # Read by the command line as a client of a running server.
@@ -724,9 +725,10 @@ def _with_secrets(environ: Mapping[str, str], wrong: list[str]) -> dict[str, str
                 wrong.append(f"{name} and {name}_FILE are both set")
                 continue
             try:
-                found[name] = Path(path).read_text(encoding="utf-8").strip()
+                found[name] = absolute_path(path).read_text(encoding="utf-8").strip()
             except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+                is_text = not isinstance(error, UnicodeDecodeError)
+                reason = error.strerror if isinstance(error, OSError) else f"it {error if is_text else 'is not UTF-8'}"
                 wrong.append(f"{name}_FILE={path!r} cannot be read: {reason}")
     return found
 

@@ -9,6 +9,7 @@ import typer
 
 from deploy.rolling_reload import reload_slots, running_environment
 from deploy.terminal import make_console
+from shared.home import START_DIRECTORY, start_directory
 from shared.settings import Settings
 
 out = make_console()
@@ -26,6 +27,7 @@ def reload(
     """
     settings = Settings.load(os.environ)
     environ = running_environment(settings) or os.environ
+    os.environ[START_DIRECTORY] = environ.get(START_DIRECTORY) or start_directory()  # the server's relative paths
     reload_slots(
         Settings.load(environ),
         environ,

@@ -41,7 +41,8 @@ def _page() -> str:
         "# Settings",
         "",
         "Settings are environment variables. `tercet settings` shows them with their present values. This",
-        "page is written by `tercet settings --markdown >docs/SETTINGS.md`.",
+        "page is written by `tercet settings --markdown >docs/SETTINGS.md`. A relative path begins in the directory",
+        "where `tercet` was started, and `~` is the home directory.",
     ]
     for title, rows in Settings.reference():
         name, _, about = title.rstrip(".").partition(": ")

@@ -32,7 +32,7 @@ SHOWN_LOG_CHARS = 3000
 SERVE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
-os.execv(sys.executable, [sys.executable, "-m", "deploy", "serve", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy", "serve", *sys.argv[1:]])
 """
 
 
@@ -64,15 +64,13 @@ class Server:
             # What the caller's has besides: the packages of a machine where none can be installed.
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
         }
-        self._root = root
         self._options = ["--role", role] if role else []
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, *self._options],
-                cwd=self._root,
+                [sys.executable, "-P", "-c", SERVE, *self._options],
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -15,6 +15,7 @@ import pytest
 
 from shared.version import tercet_version
 from tests.deploy.installed import check_serving, environ_of
+from tests.deploy.paths import check_relative_paths
 
 ROOT = Path(__file__).parents[2]
 # Names that any other package may own.
@@ -59,6 +60,10 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 def test_it_serves_reloads_and_stops(installed: Path, short_tmp_path: Path) -> None:
     check_serving([str(installed / "bin/tercet")], short_tmp_path / "p")
+
+
+def test_every_path_is_relative_to_the_shell_that_started_it(installed: Path, short_tmp_path: Path) -> None:
+    check_relative_paths([str(installed / "bin/tercet")], short_tmp_path)
 
 
 def test_only_tercet_can_be_imported(built: dict[str, Path]) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from shared.errors import StartError
+from shared.home import START_DIRECTORY
 from shared.settings import Address, ModelSpec, PoolUrl, Settings, service_links, without_passwords
+from tests.deploy.paths import path_settings
 
 
 def test_defaults() -> None:
@@ -408,3 +410,46 @@ def test_service_links_of_kubernetes_are_ignored() -> None:
 def test_a_shown_url_has_no_password() -> None:
     assert without_passwords("redis://user:s3cret@db:6379/0") == "redis://…@db:6379/0"
     assert without_passwords("redis://db:6379/0") == "redis://db:6379/0"
+
+
+def test_relative_paths_begin_where_tercet_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each setting, with each form of a relative path that it takes, in a process that runs in another directory."""
+    found = set()
+    for name in (row.variable for _, group in Settings.reference() for row in group):
+        for text in ("p", "./p", "../p q", "ü/p", "sqlite:p"):
+            monkeypatch.chdir(tmp_path)
+            monkeypatch.delenv(START_DIRECTORY, raising=False)
+            try:
+                settings = Settings.load({name: text})
+            except StartError:
+                continue  # not a path
+            monkeypatch.setenv(START_DIRECTORY, str(tmp_path))
+            monkeypatch.chdir("/")
+            assert Settings.load({name: text}) == settings
+            monkeypatch.delenv(START_DIRECTORY)
+            if Settings.load({name: text}) != settings:
+                found.add(name)
+    assert found == path_settings() | {"TERCET_JOBS"}
+
+
+@pytest.mark.parametrize("name", ["TERCET_REDIS", "TERCET_JOBS"])
+def test_a_secrets_file_begins_where_tercet_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "secret").write_text("redis://db:6379/0\n")
+    monkeypatch.setenv(START_DIRECTORY, str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Settings.load({f"{name}_FILE": "secret"}) == Settings.load({name: "redis://db:6379/0"})
+    assert Settings.load({f"{name}_FILE": "~/secret"}) == Settings.load({name: "redis://db:6379/0"})
+
+
+def test_in_a_directory_that_was_removed_only_relative_paths_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert Settings.load({"TERCET_KEYS": "/etc/keys", "TERCET_MODELS": "x=org/name"}).access.keys == Path("/etc/keys")
+    with pytest.raises(StartError, match=r"TERCET_KEYS='keys' is relative, but the current directory was removed: "):
+        Settings.load({"TERCET_KEYS": "keys"})
+    with pytest.raises(StartError, match=r"TERCET_JOBS_FILE='url' cannot be read: it is relative, but .* was removed"):
+        Settings.load({"TERCET_JOBS_FILE": "url"})

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.home import absolute_path, home_directory
+from shared.home import absolute_path, home_directory, start_directory
 from workers.checkpoints import smollm2
 from workers.checkpoints.child_process import NotDelivered, Progress
 from workers.checkpoints.files import CheckpointError, inspect
@@ -97,7 +97,7 @@ def resolve(
             f"{', '.join((*HUB_NAMES, smollm2.NAME, 'embedded', *SYNTHETIC_NAMES))}."
         )
     location = HUB_NAMES[name] if source is None else source
-    if location.startswith((".", "/", "~")) or ("/" in location and Path(location).exists()):
+    if location.startswith((".", "/", "~")) or ("/" in location and Path(start_directory(), location).exists()):
         try:
             path = absolute_path(location)
         except ValueError as error:

@@ -1,4 +1,7 @@
-"""The commands of docs/RAY.md as written, on one node: `ray start`, `serve deploy` with TLS, and a gateway's answer."""
+"""The commands of docs/RAY.md as written, on one node: `ray start`, `serve deploy` with TLS, and a gateway's answer.
+
+Key and certificate are relative paths, as on the page: of the directory of `ray start`, and of that of `tercet serve`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def config(tmp_path: Path, certificate: Certificate) -> dict[str, Any]:
     key_path.touch(mode=0o600)
     key_path.write_text(secrets.token_hex(32))
     application["runtime_env"]["env_vars"] = {
-        "TERCET_POOL_KEY": str(key_path),
+        "TERCET_POOL_KEY": key_path.name,
         "TERCET_RUN_DIR": str(tmp_path / "run"),
         "TERCET_DTYPE": "fp32",
     }
@@ -76,6 +79,7 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
                 str(free_port()),
                 "--disable-usage-stats",
             ],
+            cwd=tmp_path,
             env=os.environ | {"RAY_enable_worker_prestart": "0"},
             process_group=0,
             stdout=log,
@@ -116,8 +120,9 @@ def test_a_gateway_answers_from_a_pool_that_was_deployed_as_documented(
         models="",
         pool=f"embedded=https://localhost:{config['http_options']['port']}/small",
         pool_key=application["runtime_env"]["env_vars"]["TERCET_POOL_KEY"],
-        pool_ca=str(tmp_path / "ca.pem"),
+        pool_ca="ca.pem",
     )
+    gateway.root = tmp_path
     gateway.start(sys.executable, "-m", "deploy", "serve", "--role", "gateway")
     try:
         until(gateway.slots, 60, "the gateway has a slot")
