@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,7 @@ if role not in {"gateway", "workers"}:
     sys.exit("Set TERCET_ROLE=gateway or TERCET_ROLE=workers; `tercet serve` starts both.")
 try:
     settings = Settings.load(os.environ).located()
-    # For the workers, and for `tercet plan`, which runs in another directory.
-    os.environ |= {"TERCET_RUN_DIR": str(settings.run_path), START_DIRECTORY: start_directory()}
+    os.environ |= {"TERCET_RUN_DIR": str(settings.run_path), START_DIRECTORY: start_directory()}  # for the workers
     # Files that are wrong refuse a reload. Workers inherit the TLS settings, so one that is replaced reads no TLS file.
     if role == "gateway":
         check_access(settings)
@@ -199,7 +197,7 @@ def post_fork(server: Any, worker: Any) -> None:
         server.WORKER_BOOT_ERROR = server.APP_LOAD_ERROR = START_FAILED_EXIT_CODE
     forbid_core_dumps()
     start_log_thread()
-    with suppress(OSError):  # for the variables of libraries, like SSL_CERT_FILE
+    if os.access(os.environ[START_DIRECTORY], os.X_OK):  # for paths of libraries, like SSL_CERT_FILE
         os.chdir(os.environ[START_DIRECTORY])
     worker.life.begin()
     # The level CRITICAL only discards the access log's lines; this spares formatting them.

@@ -67,13 +67,11 @@ def running_environment(settings: Settings) -> dict[str, str] | None:
         return None
     try:
         entries = Path(f"/proc/{holder.pid}/environ").read_bytes().split(b"\0")
-        directory = os.readlink(f"/proc/{holder.pid}/cwd")  # where one that was started alone began
     except OSError:
         return None
     names = (os.fsdecode(entry).partition("=") for entry in entries if entry)
     found = {name: value for name, _, value in names if name not in INTERNAL - {START_DIRECTORY}}
-    # A gunicorn that was started alone may have the default run directory.
-    return {START_DIRECTORY: directory} | found | {"TERCET_RUN_DIR": str(settings.run_path)}
+    return found | {"TERCET_RUN_DIR": str(settings.run_path)}  # a gunicorn that was started alone may have the default
 
 
 def _new_plan(old: Plan, settings: Settings, environ: Mapping[str, str], model: str | None) -> Plan:

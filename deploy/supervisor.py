@@ -43,7 +43,7 @@ from shared.masters.run_directory import (
 )
 from shared.masters.startup import check_access, check_pool_port, listen
 from shared.plan import PLAN_FILE, PLAN_LOCK_FILE, Plan, read_plan, write_plan
-from shared.process import forbid_core_files, prctl
+from shared.process import PR_SET_PDEATHSIG, forbid_core_files, prctl
 from shared.settings import CLIENT, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -61,8 +61,7 @@ MAX_RESTARTS_PER_MINUTE = 3
 ORPHAN_GRACE_S = 3.0
 # Time in which an orphaned gateway closes its listening socket.
 ORPHAN_LISTENER_S = 3.0
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 log = structlog.get_logger()
 
 
@@ -113,6 +112,8 @@ class Supervisor:
             StartError: the instance cannot start with these settings, or a master keeps dying. No process is left.
         """
         signal.signal(signal.SIGHUP, self._record)  # its default action would end a start
+        for name in (signal.SIGTERM, signal.SIGINT):  # a start's download removes its files before this process ends
+            signal.signal(name, lambda *_: sys.exit())
         forbid_core_files()
         _check_roles(self._settings, self._roles)
         if "gateway" in self._roles:
@@ -226,7 +227,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             if role == "workers":  # they end after the gateway, by the pipe
                 return
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != supervisor:  # it died before the call
                 os._exit(1)
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
-from typing import Final
 
-# The directory where Tercet was started, for its processes that run in the installation's.
-START_DIRECTORY: Final = "TERCET_START_DIR"
+START_DIRECTORY = "TERCET_START_DIR"  # for processes that run in the installation's directory
 
 
 def home_directory() -> Path | None:
@@ -30,7 +28,7 @@ def start_directory() -> str:
     """Where relative paths begin; empty if that directory was removed before the start."""
     try:
         return os.environ[START_DIRECTORY] if START_DIRECTORY in os.environ else os.getcwd()
-    except FileNotFoundError:
+    except OSError:
         return ""
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-_PR_SET_DUMPABLE = 4  # <linux/prctl.h>
+PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4  # <linux/prctl.h>
 _M_MMAP_THRESHOLD = -3  # <malloc.h>
 # glibc's default before it has adapted it.
 MMAP_THRESHOLD_BYTES = 128 << 10

@@ -27,7 +27,7 @@ def reload(
     """
     settings = Settings.load(os.environ)
     environ = running_environment(settings) or os.environ
-    os.environ[START_DIRECTORY] = environ.get(START_DIRECTORY) or start_directory()  # the server's relative paths
+    os.environ[START_DIRECTORY] = environ.get(START_DIRECTORY, start_directory())  # of the server's paths
     reload_slots(
         Settings.load(environ),
         environ,

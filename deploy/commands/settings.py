@@ -40,9 +40,8 @@ def _page() -> str:
     lines = [
         "# Settings",
         "",
-        "Settings are environment variables. `tercet settings` shows them with their present values. This",
-        "page is written by `tercet settings --markdown >docs/SETTINGS.md`. A relative path begins in the directory",
-        "where `tercet` was started, and `~` is the home directory.",
+        "Settings are environment variables. A relative path begins in the directory where `tercet` was started.",
+        "`tercet settings` shows the present values; `tercet settings --markdown >docs/SETTINGS.md` writes this page.",
     ]
     for title, rows in Settings.reference():
         name, _, about = title.rstrip(".").partition(": ")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -17,11 +19,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shared.process import PR_SET_PDEATHSIG, prctl
 from workers.checkpoints.files import CheckpointError
 
 Progress = Callable[[str, float], None]  # (stage, fraction done, 0 to 1)
 _CHILD = "import importlib, sys; sys.path.insert(0, sys.argv[1]); importlib.import_module(sys.argv[2]).main()"
-has_lost_parent = threading.Event()  # in the child
+# A download may exceed its known size by a tenth, and must bring MIN_BYTES in STALL_S.
+EXCESS, MIN_BYTES, STALL_S = 1.1, 256 << 10, 30.0
+MAX_MEMORY_BYTES = 1 << 30  # of a process that reads a server's list of files, whose size is not known
 
 
 class NotDelivered(CheckpointError):
@@ -77,13 +82,47 @@ def report_progress(stage: str, fraction: float) -> None:
     report("progress", stage, fraction)
 
 
+def limit(num_bytes: int | None = None) -> None:
+    """Bound the memory of this process, and its files, as those of a download of this size; end it with its parent."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    if num_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(EXCESS * num_bytes),) * 2)
+
+
+def fetch_stage(title: str, num_done: float, num_bytes: int) -> tuple[str, float]:
+    """What to report of a download, which must go on (`expect`). Raises NotDelivered if it is too large."""
+    if num_done > EXCESS * num_bytes:
+        raise NotDelivered(f"more of {title} arrived than its {num_bytes:,} bytes")
+    expect(STALL_S, f"less than {MIN_BYTES >> 10} kB of {title} arrived in {STALL_S:g} s")
+    return f"Fetching {title}, {sizes(num_done, num_bytes)}", min(num_done / (num_bytes or 1), 1.0)
+
+
+def expect(duration_s: float, reason: str = "") -> None:
+    """Raise NotDelivered in the main thread, unless called again within this time; 0 is unlimited."""
+
+    def give_up(*_: object) -> None:
+        raise NotDelivered(reason)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, duration_s)
+
+
 def sizes(num_done: float, num_bytes: float) -> str:
     """How much of a download is done, for the stage of a progress report."""
     return f"{num_done / 1e6:,.0f} of {num_bytes / 1e6:,.0f} MB"
 
 
 def report_result(work: Callable[[], Path], title: str) -> None:
-    """Report the directory that `work` returns, or why there is none. The process ends when its parent does."""
+    """Report the directory that `work` returns, or why there is none. The process ends when its parent does, or on
+    SIGTERM: `work` then removes its files, because SystemExit is raised."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the removal
+        sys.exit(1)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.redirect_stdout(sys.stderr):  # libraries print too
         try:
@@ -98,6 +137,6 @@ def report_result(work: Callable[[], Path], title: str) -> None:
 
 def _end_with_parent() -> None:
     os.read(0, 1)  # returns at end of file
-    has_lost_parent.set()
-    time.sleep(2)  # a download that receives bytes stops meanwhile and removes its unfinished file
-    os._exit(1)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    time.sleep(2)
+    os._exit(1)  # the main thread waits in what no signal interrupts, like the resolver

@@ -27,8 +27,7 @@ def from_hub(
         name: what the plan calls the model.
         revision: a commit, tag or branch; None is the main branch.
         title: what a message to a person calls it.
-        timeout_s: how long the hub may take to list the repository; the download that follows has no limit. None looks
-            into the cache only.
+        timeout_s: how long the hub may take to list the repository. None looks into the cache only.
 
     Returns:
         A directory whose name is the commit that the revision stands for.

