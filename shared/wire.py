@@ -15,22 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.errors import (
-    BodyTooLarge,
-    HeadersTooLarge,
-    InvalidJson,
-    InvalidRequest,
-    MalformedRequest,
-    MethodNotAllowed,
-    NotFound,
-    NotReady,
-    Overloaded,
-    PromptTooLong,
-    ShuttingDown,
-    SlotFull,
-    TercetError,
-    Unauthorized,
-)
+from shared import errors
 from shared.parsing import BodyParser
 from shared.protocol import (
     ENGINE_FAILURES,
@@ -61,24 +46,24 @@ MAX_REFUSAL_BYTES = 1 << 16
 TOKENS_PER_PART = 1 << 14
 
 # Codes of a response other than 200, and of a `failed` line. They become labels of metrics, so no others are accepted.
-_REFUSALS: tuple[type[TercetError], ...] = (
-    BodyTooLarge,
-    HeadersTooLarge,
-    InvalidJson,
-    InvalidRequest,
-    MalformedRequest,
-    MethodNotAllowed,
-    NotFound,
-    NotReady,
-    Overloaded,
-    PromptTooLong,
-    ShuttingDown,
-    SlotFull,
-    TercetError,
-    Unauthorized,
+_REFUSALS: tuple[type[errors.TercetError], ...] = (
+    errors.BodyTooLarge,
+    errors.HeadersTooLarge,
+    errors.InvalidJson,
+    errors.InvalidRequest,
+    errors.MalformedRequest,
+    errors.MethodNotAllowed,
+    errors.NotFound,
+    errors.NotReady,
+    errors.Overloaded,
+    errors.PromptTooLong,
+    errors.ShuttingDown,
+    errors.SlotFull,
+    errors.TercetError,
+    errors.Unauthorized,
 )
 REFUSAL_CODES = frozenset(error.code for error in _REFUSALS)
-FAILURE_CODES = ENGINE_FAILURES | {NotReady.code}
+FAILURE_CODES = ENGINE_FAILURES | {errors.NotReady.code}
 # What the decoders below raise for bytes that are not what they decode.
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
