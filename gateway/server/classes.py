@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from gateway.paths import served_path
@@ -50,12 +49,8 @@ def classify(head: bytes, routes: Mapping[str, Work], prefix: str, *, needs_keys
 
 def _work_of(path: str, routes: Mapping[str, Work], prefix: str) -> Work:
     decoded = unquote_to_bytes(path).decode("latin-1")
-    served = served_path(decoded, prefix, partial(_is_route, routes=routes))
+    served = served_path(decoded, prefix, lambda path: path in routes or _template_of(path) in routes)
     return routes.get(served) or routes.get(_template_of(served)) or Work.READS
-
-
-def _is_route(path: str, *, routes: Mapping[str, Work]) -> bool:
-    return path in routes or _template_of(path) in routes
 
 
 def _template_of(path: str) -> str:
