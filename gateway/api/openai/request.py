@@ -15,17 +15,8 @@ from shared.errors import FieldError, PromptTooLong, invalid_field
 from shared.plan import Model
 from shared.protocol import Sampling
 
-# Named as in the public schema.
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "single_line",
-)
+# Named as in the public schema, with the same values.
+_SAMPLING_FIELDS = set(Sampling.__struct_fields__) & set(CompletionRequest.__struct_fields__) - {"logit_bias", "stop"}
 _TOKEN_ID = re.compile("[0-9]{1,9}")
 # Bias of a token that is never to be generated.
 MIN_BIAS = -100.0
