@@ -43,6 +43,8 @@ NO_INPUTS = "The request body is invalid. Please provide a valid input."
 
 _encode = msgspec.json.Encoder().encode
 _StopSequence = Annotated[str, Meta(max_length=256)]
+_StopSequences = _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None
+_STOP_SEQUENCES = f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} of them"
 _Input = Annotated[str, Meta(min_length=1, max_length=MAX_INPUT_CHARS)]
 
 
@@ -98,20 +100,8 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
         None
     )
     return_full_text: Annotated[bool | None, Meta(description="true or false")] = None
-    stop: Annotated[
-        _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
-        Meta(
-            description=f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} of them"
-            " (empty: none)"
-        ),
-    ] = None
-    stop_sequences: Annotated[
-        _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None,
-        Meta(
-            description=f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} of them"
-            " (added to stop)"
-        ),
-    ] = None
+    stop: Annotated[_StopSequences, Meta(description=f"{_STOP_SEQUENCES} (empty: none)")] = None
+    stop_sequences: Annotated[_StopSequences, Meta(description=f"{_STOP_SEQUENCES} (added to stop)")] = None
     seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
     truncate: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
