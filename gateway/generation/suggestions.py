@@ -7,8 +7,10 @@ dialect.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from gateway.generation.fanout import Fanout
@@ -56,21 +58,22 @@ def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) ->
         TercetError: the reason of a cancellation.
     """
     selection = Selection(policy)
-    streams: dict[int, _CleanedStream | _VerbatimStream] = {}
+    make_stream = _VerbatimStream if policy.is_verbatim else partial(_CleanedStream, policy)
+    streams: defaultdict[int, _CleanedStream | _VerbatimStream] = defaultdict(make_stream)
     num_branches = policy.num_suggestions
     unfinished = set(range(num_branches))
     held: list[TextDelta] = []
     while unfinished and (event := context.next_event()) is not None:
         selection.note_score(event)
         if isinstance(event, TokenDelta):
-            delta = _stream_of(streams, event.branch, policy).feed(event)
+            delta = streams[event.branch].feed(event)
         else:
             unfinished.remove(event.branch)
             if not unfinished and context.first_outcomes_at is None:
                 context.first_outcomes_at = time.monotonic()
             delta = None
             if isinstance(event, BranchResult) and context.spec.is_streamed:
-                event, text = _stream_of(streams, event.branch, policy).finish(event)
+                event, text = streams[event.branch].finish(event)
                 delta = TextDelta(event.branch, text) if text else None
         if delta is not None:
             held.append(delta)
@@ -93,14 +96,6 @@ def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) ->
     for branch in sorted(unfinished):
         yield from selection.add(deadline_failure(branch))
     yield selection.result()
-
-
-def _stream_of(
-    streams: dict[int, _CleanedStream | _VerbatimStream], branch: int, policy: SelectionPolicy
-) -> _CleanedStream | _VerbatimStream:
-    if branch not in streams:
-        streams[branch] = _VerbatimStream() if policy.is_verbatim else _CleanedStream(policy)
-    return streams[branch]
 
 
 class _CleanedStream:
