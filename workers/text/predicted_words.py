@@ -85,25 +85,18 @@ def first_word(text: str) -> str:
 
 def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
     """Indices of the predictions with distinct first words, those first that should be shown first."""
-    order = sorted(
-        (index for index, words in enumerate(predictions) if words is not None),
-        key=lambda index: _sort_key(predictions[index], index),
-    )
-    return distinct_first_words(order, predictions)
+    values = {
+        index: words.logprobs[0] + LENGTH_EXPONENT * math.log(len(words.first_word))
+        for index, words in enumerate(predictions)
+        if words is not None
+    }
+    return distinct_first_words(sorted(values, key=lambda index: -values[index]), predictions)
 
 
 def distinct_first_words(order: Sequence[int], predictions: Sequence[PredictedWords | None]) -> list[int]:
     """The indices of `order` without those that are None or begin with the first word of an earlier prediction."""
-    ranked: list[int] = []
-    seen: set[str] = set()
+    first: dict[str, int] = {}
     for index in order:
-        words = predictions[index]
-        if words is not None and words.first_word not in seen:
-            seen.add(words.first_word)
-            ranked.append(index)
-    return ranked
-
-
-def _sort_key(words: PredictedWords | None, index: int) -> tuple[float, int]:
-    assert words is not None
-    return (-words.logprobs[0] - LENGTH_EXPONENT * math.log(len(words.first_word)), index)
+        if (words := predictions[index]) is not None:
+            first.setdefault(words.first_word, index)
+    return list(first.values())
