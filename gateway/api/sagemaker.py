@@ -29,7 +29,7 @@ from gateway.api.tolerance import PeerField, TolerantParser
 from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
 from gateway.generation.request_starter import RequestStarter, document_key, draw_seed
-from gateway.generation.selection import SelectionPolicy, SelectionResult
+from gateway.generation.selection import SelectionPolicy, SelectionResult, by_prompt
 from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import Sampling
@@ -242,7 +242,7 @@ class PatsnapResponder:
             )
             with self._starter.started(caller, spec, policy) as started:
                 result = started.result()
-        texts = _texts(inputs, result)
+        texts = _texts(inputs, spec, result)
         output = texts[0] if isinstance(found, str) else texts
         resp.data = _encode(PatsnapResponse(output=output, warnings=parsed.warnings or UNSET))
 
@@ -288,15 +288,12 @@ class JumpStartResponder:
         resp.data = _encode(response)
 
 
-def _texts(inputs: list[str], result: SelectionResult) -> list[list[str]]:
+def _texts(inputs: list[str], spec: GenerationSpec, result: SelectionResult) -> list[list[str]]:
     """
     Raises:
         TercetError: a text is missing.
     """
     if result.failures:
         raise no_completion_error(result.failures, faster="send fewer inputs")
-    texts: list[list[str]] = [[] for _ in inputs]
-    for suggestion in result.suggestions:
-        number = suggestion.result.branch // NUM_OUTPUTS
-        texts[number].append(inputs[number] + suggestion.text)
-    return texts
+    found = by_prompt(spec, result.suggestions)
+    return [[text + suggestion.text for suggestion in found[number]] for number, text in enumerate(inputs)]

@@ -22,7 +22,7 @@ from gateway.api.tgi_schema import (
 )
 from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
-from gateway.generation.selection import SelectionResult, Suggestion
+from gateway.generation.selection import SelectionResult, Suggestion, by_prompt
 from gateway.generation.suggestions import Output, TextDelta
 from shared.protocol import Done, Token, Top
 
@@ -63,17 +63,10 @@ class TgiAnswer:
         Raises:
             TercetError: a prompt has no completion.
         """
-        by_prompt: list[list[Suggestion]] = [[] for _ in self._prompts]
-        for suggestion in self._suggestions(result):
-            branch = suggestion.result.branch
-            # A single prompt also has branches that replace others.
-            number = branch // self._spec.num_completions if branch < self._spec.num_branches else 0
-            by_prompt[number].append(suggestion)
-        if not all(by_prompt):
+        suggestions = by_prompt(self._spec, self._suggestions(result))
+        if len(suggestions) < len(self._prompts):
             raise no_completion_error(result.failures, faster="send fewer inputs or a lower max_new_tokens")
-        found = [
-            self._of_prompt(prompt, suggestions) for prompt, suggestions in zip(self._prompts, by_prompt, strict=True)
-        ]
+        found = [self._of_prompt(prompt, suggestions[number]) for number, prompt in enumerate(self._prompts)]
         if self._warnings:
             found[0][0].warnings = self._warnings
         return found

@@ -9,10 +9,19 @@ they fit.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.generation.request import BranchEvent, BranchFailure, BranchOutcome, BranchResult, TokenDelta
+from gateway.generation.request import (
+    BranchEvent,
+    BranchFailure,
+    BranchOutcome,
+    BranchResult,
+    GenerationSpec,
+    TokenDelta,
+)
 from gateway.generation.trimming import is_alike, rejection_reason, trim
 from shared.protocol import Done
 from shared.text import NOT_TEXT
@@ -150,7 +159,7 @@ class Selection:
         if not suggestions and self._empty:
             suggestions = [_suggestion(self._empty[0], "")]
         failures = list(self._failures)
-        is_partial = bool(failures) or any(_is_cut_short(suggestion) for suggestion in suggestions)
+        is_partial = bool(failures) or any(one.result.done.finish_reason == "deadline" for one in suggestions)
         num_unreplaced = self._policy.num_suggestions - len(suggestions) - len(failures)
         failures += self._rejections[len(self._rejections) - num_unreplaced :]
         return SelectionResult(suggestions, sorted(failures, key=lambda failure: failure.branch), is_partial)
@@ -181,7 +190,9 @@ class Selection:
         if not self._policy.is_verbatim and NOT_TEXT.search(text):
             return "not_text"
         if self._policy.min_usefulness is not None:
-            return self._misprediction(text, done, self._policy.min_usefulness)
+            if not text:
+                return "no_prediction"
+            return "not_useful" if (done.usefulness or 0.0) < self._policy.min_usefulness else None
         if self._policy.is_verbatim:
             return None
         if not text:
@@ -198,11 +209,15 @@ class Selection:
                 return "near_duplicate"
         return None
 
-    @staticmethod
-    def _misprediction(text: str, done: Done, min_usefulness: float) -> str | None:
-        if not text:
-            return "no_prediction"
-        return "not_useful" if (done.usefulness or 0.0) < min_usefulness else None
+
+def by_prompt(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> dict[int, list[Suggestion]]:
+    """Group suggestions by their prompt's position, in the given order."""
+    found: dict[int, list[Suggestion]] = defaultdict(list)
+    for suggestion in suggestions:
+        branch = suggestion.result.branch
+        # A single prompt also has branches that replace others.
+        found[branch // spec.num_completions if branch < spec.num_branches else 0].append(suggestion)
+    return found
 
 
 def deadline_failure(branch: int) -> BranchFailure:
@@ -228,10 +243,6 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
 def _suggestion(result: BranchResult, text: str) -> Suggestion:
     num_tokens = _num_tokens(result.done, text)
     return Suggestion(text, num_tokens, _score(result.done, num_tokens), result)
-
-
-def _is_cut_short(suggestion: Suggestion) -> bool:
-    return suggestion.result.done.finish_reason == "deadline"
 
 
 def _num_tokens(done: Done, text: str) -> int:

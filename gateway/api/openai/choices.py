@@ -5,12 +5,11 @@ Knows no HTTP server.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.api.openai.schema import Choice, Logprobs, PromptTokensDetails, Usage
 from gateway.generation.request import GenerationSpec
-from gateway.generation.selection import Suggestion
+from gateway.generation.selection import Suggestion, by_prompt
 from gateway.generation.suggestions import TextDelta
 from shared.protocol import Done, Top
 
@@ -71,14 +70,14 @@ def best(spec: GenerationSpec, suggestions: Sequence[Suggestion], num_choices: i
     """
     if num_choices == spec.num_completions and not spec.suffix:
         return sorted(suggestions, key=lambda suggestion: suggestion.result.branch)
-    by_prompt = _by_prompt(spec, suggestions)
-    return [suggestion for number in sorted(by_prompt) for suggestion in by_prompt[number][:num_choices]]
+    found = by_prompt(spec, suggestions)
+    return [suggestion for number in sorted(found) for suggestion in found[number][:num_choices]]
 
 
 def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> Usage:
     """The usage of a request whose completions are these."""
     num_prompt_tokens = num_generated = num_cached = 0
-    for siblings in _by_prompt(spec, suggestions).values():
+    for siblings in by_prompt(spec, suggestions).values():
         dones = [suggestion.result.done for suggestion in siblings]
         num_prompt_tokens += dones[0].num_prompt_tokens
         # A branch that follows another one of its prompt reads what that one has computed.
@@ -90,16 +89,6 @@ def usage(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> Usage:
         total_tokens=num_prompt_tokens + num_generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached),
     )
-
-
-def _by_prompt(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> dict[int, list[Suggestion]]:
-    """Group suggestions by their prompt's position, in the given order."""
-    by_prompt: dict[int, list[Suggestion]] = defaultdict(list)
-    for suggestion in suggestions:
-        branch = suggestion.result.branch
-        # A single prompt also has branches that replace others.
-        by_prompt[branch // spec.num_completions if branch < spec.num_branches else 0].append(suggestion)
-    return by_prompt
 
 
 def _logprobs(done: Done, prefix: str, *, echoes: bool) -> Logprobs:
