@@ -26,15 +26,12 @@ class ErrorFormat(Protocol):
 
     def status(self, error: TercetError) -> int:
         """The HTTP status."""
-        ...
 
     def body(self, error: TercetError, request_id: str) -> bytes:
         """The response's body."""
-        ...
 
     def event(self, error: TercetError, request_id: str) -> bytes:
         """The last event of a stream that has begun, encoded."""
-        ...
 
 
 class ProblemDetails:

@@ -98,35 +98,27 @@ class JobStore(Protocol):
     def now(self) -> float:
         """Seconds since the epoch, by a clock that all processes share which use the store. The time of day of one of
         them may be wrong, or jump."""
-        ...
 
     def insert(self, job: Job) -> bool:
         """Add a job. False: its id or its `idempotency` exists."""
-        ...
 
     def read(self, job_id: str) -> Job | None:
         """The job. None: there is none with this id, or its record is damaged and was set aside."""
-        ...
 
     def find_idempotent(self, idempotency: str) -> str | None:
         """The id of the job with this `idempotency`."""
-        ...
 
     def replace(self, old: Job, new: Job) -> bool:
         """Store `new`, which is `old` with a higher version, if `old.version` is still stored."""
-        ...
 
     def delete(self, job: Job) -> bool:
         """Remove the job, if `job.version` is still stored."""
-        ...
 
     def due(self, queue: Queue, until: float, limit: int) -> list[str]:
         """Ids of jobs whose `due_at` is at most `until`, by `due_at`. May contain jobs that have changed meanwhile."""
-        ...
 
     def num_open(self, owner: str | None = None) -> int:
         """Jobs that are queued or running: all, or those of an owner."""
-        ...
 
     def close(self) -> None: ...
 

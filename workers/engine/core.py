@@ -32,11 +32,9 @@ class Runner(Protocol):
 
     def run(self, scheduled: SchedulerOutput, /) -> RunnerOutput:
         """Executes one step. After an exception, `drop_caches` must precede the next step."""
-        ...
 
     def drop_caches(self) -> None:
         """Drops what it keeps from step to step. The caller uses no prefix-cache entry and no KV suffix any longer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

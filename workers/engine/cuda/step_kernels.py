@@ -41,15 +41,12 @@ class StepKernels(Protocol):
             token_embedding: [vocab, n_embd].
             position_embedding: [n_positions, n_embd]; None: positions are not embedded.
         """
-        ...
 
     def multiply(self, product: Product, x: Tensor, y: Tensor | None) -> Tensor:
         """As `multiply`, the function, but `x` may lack what was added until the next product with a norm."""
-        ...
 
     def has_equal_products(self, dtype: torch.dtype) -> bool:
         """Whether a row's products have the same bits alone and in batches of up to 48 rows."""
-        ...
 
     def attend(self, attention: Attention, qkv: Tensor, slots: Tensor, table: Tensor) -> Tensor:
         """Stores the keys and values of each sequence's new token, and attends to it and all tokens before.
@@ -63,7 +60,6 @@ class StepKernels(Protocol):
         Returns:
             [sequences, heads · head_size].
         """
-        ...
 
     def draw(self, logits: Tensor, table: Tensor, out: Tensor) -> None:
         """Draws the next tokens, and advances the table to the step after: ID, POSITION, POINT, WIDTH and AT.
@@ -76,7 +72,6 @@ class StepKernels(Protocol):
             out: [steps, 4, sequences] float64. For each sequence, out[AT] becomes the token id, its log-probability
                 under the model's own distribution, and the point and width of the code after the draw.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
