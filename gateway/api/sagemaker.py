@@ -88,7 +88,8 @@ class InvocationsResource:
             TercetError: as the dialect's resource.
         """
         body = req.bounded_stream.read()
-        req.context.session = _session(req.get_header(ATTRIBUTES_HEADER) or "")
+        match = _SESSION.search(req.get_header(ATTRIBUTES_HEADER) or "")
+        req.context.session = match[1] if match else None
         media_type = (req.get_header("Content-Type") or "").partition(";")[0].strip().lower()
         if media_type in JSON_LINES:
             self._respond_lines(req, resp, body)
@@ -172,11 +173,6 @@ def _column(body: bytes) -> list[str]:
         if len(row) <= index:
             raise InvalidJson(f"Row {number} of the CSV body has no column inputs.")
     return [row[index] for _, row in texts]
-
-
-def _session(attributes: str) -> str | None:
-    match = _SESSION.search(attributes)
-    return match[1] if match else None
 
 
 class PatsnapRequest(Struct, kw_only=True, frozen=True):

@@ -241,19 +241,11 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
 
 
 def _suggestion(result: BranchResult, text: str) -> Suggestion:
-    num_tokens = _num_tokens(result.done, text)
-    return Suggestion(text, num_tokens, _score(result.done, num_tokens), result)
-
-
-def _num_tokens(done: Done, text: str) -> int:
+    done = result.done
     begins = [0, *done.ends[done.num_typed_tokens : -1]]
-    number = sum(begin < len(text) for begin in begins)
-    return min(number, done.num_kept_tokens - done.num_typed_tokens)
-
-
-def _score(done: Done, num_tokens: int) -> float | None:
+    num_tokens = min(sum(begin < len(text) for begin in begins), done.num_kept_tokens - done.num_typed_tokens)
     logprobs = done.logprobs[done.num_typed_tokens :][:num_tokens]
-    return sum(logprobs) / len(logprobs) if logprobs else None
+    return Suggestion(text, num_tokens, sum(logprobs) / len(logprobs) if logprobs else None, result)
 
 
 def _rank(suggestion: Suggestion, *, fills_gap: bool) -> tuple[float, int]:

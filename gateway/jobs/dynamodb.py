@@ -289,7 +289,7 @@ def job_of(item: dict[str, Any]) -> Job:
     if "data" in item:  # of an earlier gateway, which wrote the whole job into one attribute
         return decode_record(item["data"].get("B"), id=job_id)
     try:
-        fields = {name: _plain(item[name]) for name in _FIELDS if name in item}
+        fields = {name: next(iter(item[name].values())) for name in _FIELDS if name in item}
         return msgspec.convert({**fields, "id": job_id}, Job, strict=False)
     except (msgspec.MsgspecError, TypeError, ValueError, StopIteration) as error:
         raise DamagedRecord from error
@@ -302,10 +302,6 @@ def _value(value: str | float | bytes) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"B": value}
     return {"S": value} if isinstance(value, str) else {"N": repr(value)}
-
-
-def _plain(value: dict[str, Any]) -> Any:
-    return next(iter(value.values()))
 
 
 def _erase_at(job: Job) -> str:

@@ -109,7 +109,8 @@ class PoolTokenizer:
         """
         text = _Text(model, owner, len(content) > LONG_TEXT_CHARS)
         with self._lock:
-            self._raise_if_stopped()
+            if self._stop_reason is not None:
+                raise copy.copy(self._stop_reason)
             self._texts.add(text)
         try:
             with cancelling(lambda: self._end(text, ClientGone("The client hung up before its answer was ready."))):
@@ -249,10 +250,6 @@ class PoolTokenizer:
     def _newest(self, owner: str) -> _Text | None:
         texts = (queue.newest(owner) for queue in self._queues.values())
         return max((text for text in texts if text is not None), key=lambda text: text.number, default=None)
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop_reason is not None:
-            raise copy.copy(self._stop_reason)
 
 
 def _failure(error: BranchError) -> TercetError:

@@ -69,7 +69,7 @@ def load_model(
     dtype = _checked_dtype(dtype, device)
     config = read_config(directory)
     weights = read_weights(directory, lambda done: progress(0.5 * done))
-    if tokenizer is None and _has_tokenizer(directory):
+    if tokenizer is None and any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         tokenizer = Tokenizer.from_directory(directory, config.vocab_size)
     if tokenizer is not None and tokenizer.eos_id is not None:
         # First: of a chat model, `config.json` names the end of a message only.
@@ -296,7 +296,3 @@ def _weight_files(directory: Path) -> list[Path]:
     if not paths:
         raise LoadFailure(f"{directory} has no *.safetensors file, and Tercet reads no other format.")
     return paths
-
-
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json"))
