@@ -126,7 +126,6 @@ class Batch:
 
     def __init__(self, model: Transformer, cache: KVCache, size: int, kernels: DecodeKernels) -> None:
         self.size = size
-        self._model, self._cache = model, cache
         self.padding = padding_column(cache.layout.dummy_slot)
         # One table, so one upload for each launch; float64 holds the integers exactly.
         self._empty = torch.tensor(self.padding, dtype=torch.float64, device=cache.layers.device)[:, None]
@@ -134,7 +133,8 @@ class Batch:
         self.tokens = torch.zeros(MAX_STEPS, 4, size, dtype=torch.float64, device=cache.layers.device)
         n_ctx = cache.layout.n_ctx
         lengths = length_buckets(n_ctx) if kernels.is_length_bound else (n_ctx,)
-        self.programs = {length: Program(partial(self._step, kernels.make(length))) for length in lengths}
+        step = partial(decode, model, cache.layers, self.table, self.tokens)
+        self.programs = {length: Program(partial(step, kernels.make(length))) for length in lengths}
 
     def capture(self, recorder: GraphRecorder) -> None:
         """Captures all programs, each timed at TIMED_TOKENS. Overwrites entry 0."""
@@ -143,9 +143,6 @@ class Batch:
             self.table[POSITION] = min(length, TIMED_TOKENS) - 1
             program.capture(recorder)
         self.table.copy_(self._empty)
-
-    def _step(self, kernels: StepKernels) -> Tensor:
-        return decode(self._model, self._cache.layers, self.table, self.tokens, kernels)
 
 
 def padding_column(dummy_slot: int) -> tuple[float, ...]:
