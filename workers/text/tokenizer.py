@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -224,7 +224,7 @@ def _names_of(texts: Iterable[bytes]) -> dict[int, str]:
 def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:
     """The bytes of each token, indexed by id, `[vocab_size]`."""
     special = {id_ for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
-    byte_of = {char: byte for byte, char in _byte_characters()}
+    byte_of = _byte_characters()
     table = []
     for id_ in range(vocab_size):
         token = bpe.id_to_token(id_)
@@ -239,17 +239,12 @@ def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:
     return table
 
 
-def _byte_characters() -> Iterator[tuple[int, str]]:
-    """(byte, character) pairs of GPT-2's byte-level alphabet.
+def _byte_characters() -> dict[str, int]:
+    """The byte of each character of GPT-2's byte-level alphabet.
 
     Source: `bytes_to_unicode` of openai/gpt-2, `src/encoder.py`: printable Latin-1 bytes map to themselves, the others
     to the characters from U+0100 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    num_others = 0
-    for byte in range(256):
-        if byte in printable:
-            yield byte, chr(byte)
-        else:
-            yield byte, chr(0x100 + num_others)
-            num_others += 1
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
