@@ -42,7 +42,6 @@ class LayerWeights(NamedTuple):
 class _Names:
     """What an architecture calls its weights, without `transformer.` or `model.`. Of parts, the outputs are joined."""
 
-    embedding: str
     last_norm: str
     layer: str  # prefix of the names below
     norm_1: str
@@ -54,7 +53,6 @@ class _Names:
 
 
 _GPT2 = _Names(
-    embedding="wte.weight",
     last_norm="ln_f",
     layer="h.{}.",
     norm_1="ln_1",
@@ -65,7 +63,6 @@ _GPT2 = _Names(
     down=("mlp.c_proj",),
 )
 _LLAMA = _Names(
-    embedding="embed_tokens.weight",
     last_norm="norm",
     layer="layers.{}.",
     norm_1="input_layernorm",
@@ -133,7 +130,7 @@ class WeightReader:
 
     def embedding_and_head(self) -> tuple[Tensor, Tensor]:
         """Both [vocab, n_embd]: the same tensor where the checkpoint has only one of them."""
-        name = self._names.embedding
+        name = self._config.embedding_name
         if name not in self._weights and HEAD in self._weights:
             head = self.tensor(HEAD, name)
             return head, head
