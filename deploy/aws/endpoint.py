@@ -127,10 +127,8 @@ class Endpoint:
         """
         if wanted.role_arn is None:
             self._ensure_role(wanted)
-        self._ensure_named(wanted.model(), "describe_model", "ModelName", "delete_model")
-        self._ensure_named(
-            wanted.endpoint_config(), "describe_endpoint_config", "EndpointConfigName", "delete_endpoint_config"
-        )
+        self._ensure_named(wanted.model(), "ModelName")
+        self._ensure_named(wanted.endpoint_config(), "EndpointConfigName")
         self._ensure_endpoint(wanted)
         for service, operation, parameters in wanted.scaling():
             self.account.call(service, operation, **parameters)
@@ -151,19 +149,15 @@ class Endpoint:
         service, operation, parameters = wanted.role_policy()
         self.account.call(service, operation, **parameters)
 
-    def _ensure_named(self, request: Request, describe: str, key: str, delete: str) -> None:
+    def _ensure_named(self, request: Request, key: str) -> None:
         """A model or configuration; a digest in its name makes an existing one the wanted one."""
         service, operation, parameters = request
-        name = {key: parameters[key]}
-        if self.account.find(service, describe, **name) is not None:
+        kind, name = operation.removeprefix("create_"), {key: parameters[key]}
+        if self.account.find(service, f"describe_{kind}", **name) is not None:
             return
-        try:
-            self._with_new_role(request)
-        except AwsError as error:
-            if not error.is_name_taken:  # else an answer was lost and the call sent again
-                raise
-        what = operation.removeprefix("create_").replace("_", " ")
-        self._created(f"{what} {parameters[key]}", lambda: self._delete(service, delete, **name))
+        self._with_new_role(request)
+        what = f"{kind.replace('_', ' ')} {parameters[key]}"
+        self._created(what, lambda: self._delete(service, f"delete_{kind}", **name))
 
     def _ensure_endpoint(self, wanted: Wanted) -> None:
         _, _, parameters = wanted.endpoint()
@@ -175,11 +169,7 @@ class Endpoint:
             found = None
         if found is None:
             self._undo += [self._delete_endpoint, self._delete_scaling]  # before the call, whose answer may be lost
-            try:
-                self._with_new_role(wanted.endpoint())
-            except AwsError as error:
-                if not error.is_name_taken:
-                    raise
+            self._with_new_role(wanted.endpoint())
             self.report(f"Creating endpoint {self.name} on {wanted.num_instances} × {wanted.instance_type} …")
         elif found["EndpointConfigName"] != config:
             self.account.call("sagemaker", "update_endpoint", EndpointName=self.name, EndpointConfigName=config)
@@ -196,7 +186,8 @@ class Endpoint:
             )
 
     def _with_new_role(self, request: Request) -> None:
-        """A call that may name a role which was made a moment ago."""
+        """A call that creates something, and may name a role which was made a moment ago. A name that is taken is that
+        of a call which was sent again because its answer was lost."""
         service, operation, parameters = request
         waited_s = 0.0
         while True:
@@ -205,6 +196,8 @@ class Endpoint:
             except AwsError as error:
                 is_role_unknown = "role" in error.detail.lower() and "assume" in error.detail.lower()
                 if not is_role_unknown or waited_s >= ROLE_WAIT_S:
+                    if error.is_name_taken:
+                        return
                     raise
             else:
                 return
