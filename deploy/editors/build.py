@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.npm.build import build as build_client
-from deploy.npm.build import npm
+from deploy.npm.build import exiting_on_failure, install
 from shared.version import tercet_version
 
 ROOT = Path(__file__).parents[2]
@@ -34,15 +34,9 @@ def install_tools(name: str, work: Path) -> None:
 
     Raises what `npm` does.
     """
-    work.mkdir(parents=True, exist_ok=True)
     manifest = json.loads((SOURCES / name / "package.json").read_text()) | {"version": tercet_version()}
-    _write_json(work / "package.json", manifest)
-    installed = work / "installed.json"  # written last, so an interrupted installation is repeated
     wanted = json.dumps([manifest["devDependencies"], PUBLISHED_BEFORE])
-    if not installed.exists() or installed.read_text() != wanted:
-        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--fetch-timeout=20000"]
-        npm("install", *options, f"--before={PUBLISHED_BEFORE}", directory=work)
-        installed.write_text(wanted)
+    install(work, _json(manifest), wanted, f"--before={PUBLISHED_BEFORE}")
 
 
 def build_obsidian(work: Path, client: Path) -> Path:
@@ -59,9 +53,8 @@ def build_obsidian(work: Path, client: Path) -> Path:
     # Obsidian provides these modules.
     _bundle(work, "main.ts", plugin / "main.js", ["obsidian", "@codemirror/*"], "--platform=browser")
     shutil.copy(work / "styles.css", plugin)
-    _write_json(
-        plugin / "manifest.json", json.loads((work / "manifest.json").read_text()) | {"version": tercet_version()}
-    )
+    manifest = json.loads((work / "manifest.json").read_text()) | {"version": tercet_version()}
+    (plugin / "manifest.json").write_text(_json(manifest))
     return plugin
 
 
@@ -110,8 +103,8 @@ def _empty_folder(folder: Path) -> Path:
     return folder
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def main() -> None:
@@ -119,14 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the editors' plug-ins.")
     parser.add_argument("--only", choices=builds, help="default: all")
     only = parser.parse_args().only
-    try:
+    with exiting_on_failure():
         client = build_client(ROOT / "build/npm")
         for name in [only] if only else builds:
             sys.stdout.write(f"{builds[name](ROOT / 'build/editors' / name, client)}\n")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"{error}\n{error.stdout or ''}{error.stderr or ''}")
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shared.version import tercet_version
@@ -50,20 +51,27 @@ def npm(*arguments: str, directory: Path) -> None:
     )
 
 
+def install(directory: Path, manifest: str, wanted: str, *options: str) -> None:
+    """Install what a `package.json` pins into `directory`/node_modules, unless what is `wanted` is installed there.
+
+    Raises what `npm` does.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "package.json").write_text(manifest, "utf-8")
+    installed = directory / "installed.json"  # written last, so an interrupted installation is repeated
+    if not installed.exists() or installed.read_text("utf-8") != wanted:
+        usual = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--fetch-timeout=20000"]
+        npm("install", *usual, *options, directory=directory)
+        installed.write_text(wanted, "utf-8")
+
+
 def install_tools(directory: Path) -> None:
     """Install the pinned packages into `directory`/node_modules, unless these versions are there.
 
     Raises what `npm` does.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     manifest = TOOLS.read_text("utf-8")
-    installed = directory / "installed.json"  # written last, so an interrupted installation is repeated
-    if installed.exists() and installed.read_text("utf-8") == manifest:
-        return
-    (directory / "package.json").write_text(manifest, "utf-8")
-    options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--fetch-timeout=20000"]
-    npm("install", *options, directory=directory)
-    installed.write_text(manifest, "utf-8")
+    install(directory, manifest, manifest)
 
 
 def imported(entries: Iterable[str], folder: Path = STATIC) -> list[str]:
@@ -114,16 +122,22 @@ def build(directory: Path) -> Path:
     return directory / f"{manifest['name']}-{manifest['version']}.tgz"
 
 
+@contextmanager
+def exiting_on_failure() -> Iterator[None]:
+    """End the process with what a failed tool has written."""
+    try:
+        yield
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stdout or ''}{error.stderr or ''}")
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        sys.exit(str(error))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the npm package of the client module.")
     parser.add_argument("directory", type=Path, help="for the packed file, and for the tools that make it")
-    try:
-        packed = build(parser.parse_args().directory.resolve())
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"{error}\n{error.stdout}{error.stderr}")
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        sys.exit(str(error))
-    sys.stdout.write(f"{packed}\n")
+    with exiting_on_failure():
+        sys.stdout.write(f"{build(parser.parse_args().directory.resolve())}\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.npm.build import npm
+from deploy.npm.build import exiting_on_failure, npm
 
 HERE = Path(__file__).parent
 VENDOR = HERE.parents[1] / "gateway/static/vendor"
@@ -53,12 +53,8 @@ def _package(path: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the bundle of CodeMirror that the editor page is served with.")
     parser.add_argument("directory", type=Path, help="for the packages and the tools that make it")
-    try:
+    with exiting_on_failure():
         files = build(parser.parse_args().directory.resolve())
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"{error}\n{error.stdout}{error.stderr}")
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        sys.exit(str(error))
     VENDOR.mkdir(exist_ok=True)
     for name, data in files.items():
         (VENDOR / name).write_bytes(data)
