@@ -72,8 +72,6 @@ def is_function_word(word: str) -> bool:
 class Quotes:
     """Finds the first quotation mark that closes nothing. Quotations that are open at a blank line end there."""
 
-    __slots__ = ("_depth", "_is_open", "_last")
-
     def __init__(self, prompt: str) -> None:
         self._depth = 0  # of curly marks
         self._is_open = False  # after an odd number of straight marks

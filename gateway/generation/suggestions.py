@@ -101,8 +101,6 @@ def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) ->
 class _CleanedStream:
     """The trimmed text of a branch that has been sent to the client."""
 
-    __slots__ = ("_attempt", "_policy", "_sent", "_trimmer")
-
     def __init__(self, policy: SelectionPolicy) -> None:
         self._policy = policy
         self._attempt = 0
@@ -144,8 +142,6 @@ class _CleanedStream:
 
 class _VerbatimStream:
     """The tokens of a branch that have been sent to the client."""
-
-    __slots__ = ("_attempt", "_num_received", "_sent_ids", "_sent_text")
 
     def __init__(self) -> None:
         self._attempt = 0

@@ -53,17 +53,6 @@ MAX_PHRASE = 12  # words
 class Trimmer:
     """Trims a completion, token by token or all at once."""
 
-    __slots__ = (
-        "_ends",
-        "_has_late_end",
-        "_is_cut",
-        "_keeps_partial_word",
-        "_length",
-        "_num_final",
-        "_quotes",
-        "_text",
-    )
-
     def __init__(self, length: int, prompt: str = "", *, keeps_partial_word: bool = False) -> None:
         """
         Args:

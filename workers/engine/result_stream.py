@@ -25,17 +25,6 @@ class ResultStream:
     NUM_DELIVERED_SINGLY one at a time, after that as many as were delivered before, or those of MAX_DELIVERY_DELAY_S.
     """
 
-    __slots__ = (
-        "_delivered",
-        "_delivered_at",
-        "_finished",
-        "_num_delivered",
-        "_on_cancel",
-        "_pending",
-        "_queue",
-        "is_cancelled",
-    )
-
     def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
         """
         Args:

@@ -33,27 +33,6 @@ class Sequence:
         submitted_at: `time.monotonic()` time.
     """
 
-    __slots__ = (
-        "_cached_tokens",
-        "_constraint",
-        "_first_token_at",
-        "_logprobs",
-        "_prompt_logprobs",
-        "_prompt_tops",
-        "_sampling",
-        "_scheduled_at",
-        "_stop_search",
-        "_tops",
-        "code",
-        "finish_reason",
-        "num_kept",
-        "prompt",
-        "request",
-        "result_stream",
-        "submitted_at",
-        "token_ids",
-    )
-
     def __init__(
         self,
         request: EngineRequest,
@@ -229,8 +208,6 @@ class Sequence:
 
 class _StopSearch:
     """Looks for stop strings in the new text of a sequence, token by token."""
-
-    __slots__ = ("_matcher", "_num_bytes", "_num_bytes_before_stop", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, matcher: StopMatcher) -> None:
         self._tokenizer = tokenizer

@@ -15,8 +15,6 @@ from workers.text.tokenizer import Tokenizer
 class CharacterIndex:
     """Finds where tokens begin in the text that they make up, in characters, token by token."""
 
-    __slots__ = ("_decoder", "num_chars")
-
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.num_chars = 0  # whole ones
@@ -36,8 +34,6 @@ class Detokenizer:
 
     `"".join([*map(feed, ids), finish()])` is the text up to the first stop string.
     """
-
-    __slots__ = ("_decoder", "_matcher", "_num_skipped_bytes", "_tokenizer")
 
     def __init__(
         self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, single_line: bool = False, num_forced_bytes: int = 0

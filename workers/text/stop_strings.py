@@ -11,8 +11,6 @@ class StopMatcher:
     Bytes that may be the start of a stop string are held back until later bytes decide.
     """
 
-    __slots__ = ("_held", "_stops", "has_stopped")
-
     def __init__(self, stops: Iterable[str], *, single_line: bool = False) -> None:
         """
         Args:

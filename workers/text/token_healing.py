@@ -54,8 +54,6 @@ class ForcedPrefix:
         num_forced: accepted tokens that carry no text of their own, only text that was required.
     """
 
-    __slots__ = ("_healing", "_rest", "num_forced")
-
     def __init__(self, healing: TokenHealing, prefix: bytes) -> None:
         self._healing = healing
         self._rest = prefix  # what is not generated yet
