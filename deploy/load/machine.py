@@ -69,21 +69,16 @@ def _own_s() -> float:
 
 
 def describe() -> Machine:
-    """This machine, as it is now."""
+    """This machine, as it is now; raises as `list_gpus`."""
     cpu = cpu_features.read()
     return Machine(
         cpu=cpu.name,
         cores=cpu_features.num_cores(),
         flags=cpu.kernel_flags,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=gpus(),
+        gpus=[gpu.name for gpu in list_gpus()],
         system=platform.platform(),
     )
-
-
-def gpus() -> list[str]:
-    """The names of the GPUs that `nvidia-smi` lists; raises as `list_gpus`."""
-    return [gpu.name for gpu in list_gpus()]
 
 
 def versions(more: Iterable[str] = ()) -> dict[str, str]:

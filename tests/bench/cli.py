@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.machine import gpus
+from deploy.gpus import list_gpus
 from deploy.load.passages import choose_passages
 from deploy.load.run import measured_run
 from deploy.load.server import ROOT
@@ -487,8 +487,8 @@ def _options(models: str, device: str, rounds: int, quick: bool, settings: Seque
         StartError: a setting is invalid, or there is no GPU.
     """
     if device == "auto":
-        device = "cuda" if gpus() else "cpu"
-    elif device == "cuda" and not gpus():
+        device = "cuda" if list_gpus() else "cpu"
+    elif device == "cuda" and not list_gpus():
         raise StartError("--device cuda: this machine has no GPU (nvidia-smi lists none).")
     options = Options(
         models=models,

@@ -13,6 +13,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from deploy.gpus import list_gpus
 from deploy.load import machine
 from shared.errors import StartError
 from tests.bench.gpu import summary
@@ -45,7 +46,7 @@ def bench_gpu(
     """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
     stages = [STAGES[name] for name in choose("--only", "stage", only, STAGES)]
     stages = [stage for stage in stages if part in (None, stage.part)]
-    gpus = machine.gpus()
+    gpus = [gpu.name for gpu in list_gpus()]
     if not gpus and not rehearse:
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
     if rehearse:  # threads that spin for each other take a shared machine's time
