@@ -65,7 +65,7 @@ NO_SPAN = Span()
 class Tracing:
     """Starts spans. This class records none."""
 
-    def start_trace(self, name: str, traceparent: str | None) -> Span:  # noqa: ARG002
+    def start_trace(self, name: str, traceparent: str | None) -> Span:
         """The span of a client's request: a child of the client's own span if it sent one, else a trace's first.
 
         Args:
@@ -74,13 +74,7 @@ class Tracing:
         return NO_SPAN
 
     def start(
-        self,
-        name: str,  # noqa: ARG002
-        parent: str,  # noqa: ARG002
-        kind: Kind = "internal",  # noqa: ARG002
-        *,
-        at_s: float | None = None,  # noqa: ARG002
-        **attributes: Attribute,  # noqa: ARG002
+        self, name: str, parent: str, kind: Kind = "internal", *, at_s: float | None = None, **attributes: Attribute
     ) -> Span:
         """A child of `parent`; without one (what is not traced has the parent ""), no span.
 
