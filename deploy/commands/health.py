@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from http import HTTPStatus
 from typing import Annotated
 
@@ -75,11 +76,8 @@ def _check_workers(settings: Settings) -> None:
         StartError: a model has no warm slot.
     """
     plan = read_plan(settings.run_path)
-    states = SlotStates(settings, os.environ, plan, ("workers",))
-    try:
+    with closing(SlotStates(settings, os.environ, plan, ("workers",))) as states:
         found = states.read()
-    finally:
-        states.close()
     if found is None:
         raise StartError("A worker does not answer; its log has the reason.")
     warm = {slot.model for slot in plan.slots if found[slot.index].state == "warm"}
