@@ -56,7 +56,8 @@ export class Documents {
   /** Read all documents. Takes over what earlier versions of the page, and this page as it was left, wrote to localStorage. */
   async open() {
     this.#database = await openDatabase();
-    for (const document of await this.#readAll()) this.#documents.set(document.id, document);
+    const stored = await this.#transact((store) => store.getAll()).catch(() => []);
+    for (const document of stored) this.#documents.set(document.id, document);
     for (const name of names(DOCUMENT)) {
       const document = load(name);
       const known = document && this.#documents.get(document.id);
@@ -164,11 +165,6 @@ export class Documents {
       return request;
     });
     return result;
-  }
-
-  /** @returns {Promise<TextDocument[]>} */
-  async #readAll() {
-    return this.#transact((store) => store.getAll()).catch(() => []);
   }
 
   /**

@@ -101,10 +101,5 @@ export function trimSuffix(after) {
 
 /** Whether the caret is inside a word. @param {string} before @param {string} after */
 export function isInsideWord(before, after) {
-  return /[\p{L}\p{N}]$/u.test(before.slice(-2)) && leadingWord(after) !== "";
-}
-
-/** The word that a text begins with; empty: none. @param {string} text */
-function leadingWord(text) {
-  return text.match(/^[\p{L}\p{N}'’]+/u)?.[0] ?? "";
+  return /[\p{L}\p{N}]$/u.test(before.slice(-2)) && /^[\p{L}\p{N}'’]/u.test(after);
 }
