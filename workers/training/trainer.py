@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.training.corpus import Corpus
 from workers.training.report import Unreduced, held_out
-from workers.training.schedule import Batch, Settings, batch_at
+from workers.training.schedule import Settings, batch_at
 
 MAX_GRADIENT = 1.0
 EVAL_WINDOWS = 8  # per held-out book in the evaluations during training: 12,288 tokens in all
@@ -52,9 +52,10 @@ class Trainer:
         """
         if self.settings.dropout:
             torch.manual_seed(self.settings.seed * 1_000_003 + self.step)
-        batch = self._on_device(batch_at(self.settings, self._tokens, self.step))
+        batch = batch_at(self.settings, self._tokens, self.step)
+        numbers = [torch.from_numpy(ids).to(self._device) for ids in (batch.ids, batch.targets, batch.positions)]
         with torch.autocast(self._device.type, torch.bfloat16):
-            loss: Tensor = self._loss_of(*batch).mean()
+            loss: Tensor = self._loss_of(*numbers).mean()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT)
         for optimizer in self.optimizers:
@@ -97,6 +98,3 @@ class Trainer:
         for optimizer, values in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(values)
         self.step, self.elapsed_s = state["step"], state["elapsed_s"]
-
-    def _on_device(self, batch: Batch) -> list[Tensor]:
-        return [torch.from_numpy(ids).to(self._device) for ids in (batch.ids, batch.targets, batch.positions)]
