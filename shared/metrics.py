@@ -45,7 +45,7 @@ COUNTERS: dict[str, tuple[str, str | None]] = {
     "failures": ("Failures of the slot's engine, by kind", "kind"),
     "restarts": ("Workers that replaced a worker which ended without a successor", None),
     "reloads": ("Reloads of the slot (SIGHUP), by outcome", "outcome"),
-    "log_records_dropped": ("Log records that the slot's worker and its master could not write", None),
+    "log_records_dropped": ("Log records that the slot's worker could not write", None),
 }
 
 
@@ -93,5 +93,5 @@ class LogCollector(Collector):
     """Exports the log records that this process dropped."""
 
     def collect(self) -> Iterator[Metric]:
-        text = "Log records that the gateway and its master could not write"
+        text = "Log records that the gateway could not write"
         yield CounterMetricFamily("tercet_log_records_dropped", text, value=num_dropped_records())
