@@ -23,7 +23,7 @@ from shared.memory_plan import cpu_cache_limits
 from shared.plan import MAX_REMOTE_BRANCHES, REMOTE, Model, Plan, make_slots, plan_inputs
 from shared.settings import Settings
 from shared.visible_gpus import visible_gpus
-from shared.weights import weights_digest
+from shared.weights import weight_files, weights_digest
 from shared.worker_environment import cache_directory
 from workers.checkpoints.default_model import remember_default, resolve_default
 from workers.checkpoints.resolve import Checkpoint, resolve
@@ -154,7 +154,7 @@ def remember_served(plan: Plan, settings: Settings) -> None:
 def _weight_bytes(checkpoint: Checkpoint) -> int:
     if checkpoint.source == "synthetic":  # no files; at least the size of GPT-2 small's weights
         return SYNTHETIC_WEIGHT_BYTES
-    return sum(path.stat().st_size for path in Path(checkpoint.directory).glob("*.safetensors"))
+    return sum(path.stat().st_size for path in weight_files(Path(checkpoint.directory)))
 
 
 def _revision(checkpoint: Checkpoint) -> str:

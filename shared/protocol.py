@@ -232,7 +232,9 @@ class Tokens(Struct, kw_only=True):
     """What a gateway reads of a `TokenizeResponse`.
 
     `ends` holds the length of the text after each token, in characters; where several tokens make up one character,
-    only the last counts it. `eos_token` is the text of the token `eos_id`.
+    only the last counts it. `eos_token` is the text of the token `eos_id`, `bos_token` that of the token that begins a
+    text (an older worker does not say). The first `num_before` tokens and the last `num_after` are not of the text: the
+    model's tokenizer adds them.
     """
 
     ids: list[TokenId]
@@ -240,6 +242,9 @@ class Tokens(Struct, kw_only=True):
     n_ctx: Annotated[int, Meta(ge=1, le=2_000_000)]
     eos_id: TokenId
     eos_token: Annotated[str, Meta(max_length=1024)] = "<|endoftext|>"
+    bos_token: Annotated[str, Meta(max_length=1024)] = ""
+    num_before: Count = 0
+    num_after: Count = 0
 
 
 class TokenizeResponse(Tokens, kw_only=True):

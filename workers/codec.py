@@ -51,7 +51,7 @@ class Codec:
             now: when the request arrived, in seconds of `time.monotonic()`; its deadline counts from there.
 
         Raises:
-            InvalidRequest: not exactly one of text and token ids was sent.
+            InvalidRequest: not exactly one of text and ids was sent, or the text has a token that the model lacks.
             PromptTooLong: the text has more tokens than the model's context, whatever they are.
         """
         if (request.prompt is None) == (request.prompt_ids is None):
@@ -72,24 +72,41 @@ class Codec:
         )
 
     def tokenize(
-        self, text: str, *, special_as_text: bool = False, after_part: AfterPart | None = None
+        self,
+        text: str,
+        *,
+        special_as_text: bool = False,
+        after_part: AfterPart | None = None,
+        is_prompt: bool = True,
     ) -> TokenizeResponse:
         """The tokens of `text`, as those of a prompt.
 
         Args:
             after_part: as for `Tokenizer.encode_with_starts`.
+            is_prompt: with those that the tokenizer adds before and after a prompt.
         """
         tokenizer = self._tokenizer
         encode = partial(tokenizer.encode_with_starts, special_as_text=special_as_text)
         ids, starts = encode(text) if after_part is None else encode(text, after_part=after_part)
+        before, after = (tokenizer.before_ids, tokenizer.after_ids) if is_prompt else ((), ())
+        ends = [*starts[1:], len(text)] if ids else []
+        ids, ends = [*before, *ids, *after], [*(0 for _ in before), *ends, *(len(text) for _ in after)]
+        start_id = next(iter(tokenizer.before_ids), tokenizer.start_id)
         return TokenizeResponse(
             ids=ids,
             texts=[tokenizer.text_of(id_) for id_ in ids],
-            ends=[*starts[1:], len(text)] if ids else [],
+            ends=ends,
             n_ctx=self._n_ctx,
             eos_id=tokenizer.eos_id or 0,
             eos_token=tokenizer.text_of(tokenizer.eos_id or 0),
+            bos_token=tokenizer.text_of(start_id or 0),
+            num_before=len(before),
+            num_after=len(after),
         )
+
+    def lacks(self, ids: Sequence[int]) -> bool:
+        """Whether the tokenizer has a token of `ids` and the model lacks it."""
+        return bool(ids) and max(ids) >= self._tokenizer.vocab_size
 
     def prompt_end(self, request: GenerateRequest) -> str:
         """The last character of the prompt's text; empty if there is none."""
@@ -136,7 +153,7 @@ class Codec:
         if rest:
             ends[-1] += len(rest)
         scores = {} if request.logprobs is None else self._scores(engine_request, output)
-        echo = self._echo(engine_request, output) if request.echo else {}
+        echo = self._echo(request, engine_request, output) if request.echo else {}
         if scores:
             tops = chain(scores["tops"], (top or [] for top in echo.get("prompt_tops") or []))
             others = (top.token_id for top in chain.from_iterable(tops))
@@ -168,10 +185,14 @@ class Codec:
             "tops": self._tops(output.tops or [()] * len(output.token_ids)),
         }
 
-    def _echo(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
+    def _echo(self, sent: GenerateRequest, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
         """The fields of `Done` that describe the prompt."""
         tokenizer, ids = self._tokenizer, request.prompt_ids
         parts = [tokenizer.prompt_bytes(token) for token in ids]
+        if sent.prompt is not None:  # what was added to a text is no part of it
+            num_after = 0 if request.forced_prefix else len(tokenizer.after_ids)
+            own = range(len(tokenizer.before_ids), len(ids) - num_after)
+            parts = [part if index in own else b"" for index, part in enumerate(parts)]
         index = CharacterIndex()
         begins = [index.feed(part) for part in parts]
         fields: dict[str, Any] = {
@@ -218,13 +239,14 @@ class Codec:
     def _encode(
         self, text: str, max_tokens: int | None, num_new: int, is_healed: bool, special_as_text: bool
     ) -> _EncodedPrompt:
-        tokenizer = self._tokenizer
-        typed = b""
+        tokenizer, typed = self._tokenizer, b""
         if is_healed:
             begin = 0 if special_as_text else tokenizer.special_end(text)
             rest, typed = self._healing.split(text[begin:])
             text = text[:begin] + rest
-        forced_ids = tuple(tokenizer.encode(typed.decode(), special_as_text=True)) if typed else ()
+        forced_ids = self._known(tuple(tokenizer.encode(typed.decode(), special_as_text=True)) if typed else ())
+        before, after = tokenizer.before_ids, () if typed else tokenizer.after_ids
+        encode = partial(tokenizer.encode_with_starts, special_as_text=special_as_text)
         if max_tokens is None:
             if len(text.encode("utf-8", "replace")) > self._n_ctx * tokenizer.max_token_bytes:
                 generated = f", and max_new_tokens ({num_new}) must fit too" if num_new else ""
@@ -232,13 +254,20 @@ class Codec:
                     f"Too many tokens: the prompt alone has more than the model's context (n_ctx: {self._n_ctx})"
                     f"{generated}; shorten the prompt, or send max_prompt_tokens."
                 )
-            return tuple(tokenizer.encode(text, special_as_text=special_as_text)), typed, forced_ids
+            return self._known((*before, *encode(text)[0], *after)), typed, forced_ids
         # The forced prefix can take as many tokens as it has bytes.
-        room = self._n_ctx - num_new - len(typed)
-        if room < 1:
-            return (), typed, forced_ids
-        encode = partial(tokenizer.encode_with_starts, special_as_text=special_as_text)
-        return tuple(encode_window(text, min(max_tokens, room), encode)), typed, forced_ids
+        room = min(max_tokens, self._n_ctx - num_new - len(typed)) - len(before) - len(after)
+        ids = encode_window(text, room, encode) if room > 0 else []
+        return self._known((*before, *ids, *after)), typed, forced_ids
+
+    def _known(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """`ids`, if the model has them all."""
+        if self.lacks(ids):
+            raise InvalidRequest(
+                f"The prompt has a token that the model lacks: its tokenizer gives the id {max(ids)}, and the model's "
+                f"ids end at {self._tokenizer.vocab_size - 1}. Leave that text out."
+            )
+        return ids
 
 
 @lru_cache(maxsize=256)  # branches of a request, and most requests, have the same

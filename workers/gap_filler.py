@@ -98,6 +98,8 @@ class GapFiller:
         for fill in fills:
             stem = typed + fill.rstrip()
             tokens = self._tokenize(typed + fill + head)
+            if self._codec.lacks(tokens.ids):
+                continue
             # One token more is generated. A prompt that fills the context loses its beginning.
             own_prompt = prompt[max(0, len(prompt) + len(tokens.ids) + 1 - tokens.n_ctx) :]
             if not own_prompt:
@@ -134,10 +136,10 @@ class GapFiller:
         suffix = self._request.suffix
         ends = self._tokenize(suffix).ends[:MAX_SUFFIX_TOKENS]
         whole = [end for end in ends if not suffix[end - 1 : end + 1].isalnum() or end == len(suffix)]
-        return suffix[: (whole or ends)[-1]]
+        return suffix[: (whole or ends or [0])[-1]]
 
     def _tokenize(self, text: str) -> TokenizeResponse:
-        return self._codec.tokenize(text, special_as_text=self._request.special_as_text)
+        return self._codec.tokenize(text, special_as_text=self._request.special_as_text, is_prompt=False)
 
 
 def _cut(line: Done, fills: Sequence[str], scores: dict[str, _Score]) -> Done:

@@ -379,7 +379,7 @@ class SlotService:
             make, device=self._config.device, dtype=dtype, progress=progress, tokenizer=tokenizer, kernels=kernels
         )
         if self._weights is not None and is_on_cpu and dtype in {"auto", "int8"}:
-            name, revision = self._model.name, self._weights_revision()
+            name, revision = self._model.name, self._weights_revision(tokenizer)
             shared = shared_model(self._weights, name, revision, load, kernels, is_only_worker=self._is_only_worker)
             loaded = replace(shared, tokenizer=tokenizer)
         else:
@@ -391,12 +391,12 @@ class SlotService:
         )
         return loaded
 
-    def _weights_revision(self) -> str:
-        """What the weights are made from: the checkpoint's weights and `config.json`."""
+    def _weights_revision(self, tokenizer: Tokenizer) -> str:
+        """What the weights are made from: the checkpoint's weights, `config.json`, and the ids without a token."""
         if self._model.source == "synthetic":
             return self._model.name
         config = (Path(self._model.directory) / "config.json").read_bytes()
-        return f"{self._model.revision} {hashlib.sha256(config).hexdigest()}"
+        return f"{self._model.revision} {hashlib.sha256(config).hexdigest()} {tokenizer.unused_ids or ''}"
 
     def _check_files(self) -> None:
         """Check the checkpoint again: its files may have changed since the plan was made."""

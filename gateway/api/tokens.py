@@ -52,7 +52,8 @@ class TokenizeInputs(Struct, kw_only=True, frozen=True):
 
 
 class TokenizePrompt(Struct, kw_only=True, frozen=True):
-    """`POST /tokenize` in vLLM's dialect. GPT-2 adds no special tokens to a text, whatever `add_special_tokens` is."""
+    """`POST /tokenize` in vLLM's dialect. Without `add_special_tokens`, the tokens that the model's tokenizer adds to a
+    prompt are included, too."""
 
     prompt: Annotated[str, Meta(max_length=MAX_INPUT_CHARS, description=_TEXT)]
     model: Annotated[str | None, Meta(description="a string: the default model is used, whatever it says")] = None
@@ -129,6 +130,9 @@ class TokenizeResource:
             return
         request = parse_prompt(body).request
         found = _tokens_of(self._starter, self._tokenizer, req, request.prompt)
+        if request.add_special_tokens is False:
+            own = slice(found.num_before, len(found.ids) - found.num_after)
+            found.ids, found.ends = found.ids[own], found.ends[own]
         texts = [token.text for token in _text_tokens(request.prompt, found)] if request.return_token_strs else None
         resp.data = _encode(
             TokenIds(count=len(found.ids), max_model_len=found.n_ctx, tokens=found.ids, token_strs=texts)
@@ -173,7 +177,7 @@ class TokenizerInfoResource:
         resp.data = _encode(
             TokenizerInfo(
                 tokenizer_class="GPT2TokenizerFast",
-                bos_token=found.eos_token,
+                bos_token=found.bos_token or found.eos_token,
                 eos_token=found.eos_token,
                 pad_token=None,
                 eos_token_id=found.eos_id,

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping
@@ -21,16 +20,19 @@ import msgspec
 
 from shared.end_tokens import end_ids
 from shared.errors import StartError
-from shared.weights import weights_digest
-from workers.engine.model.config import HEAD, ModelConfig
+from shared.plain_files import open_plain, read_plain
+from shared.weights import ADAPTER, INDEX, PICKLED, WHOLE, unindexed, weight_files, weights_digest
+from workers.engine.model.config import HEAD, ModelConfig, own_name
+from workers.text.tokenizer import load_bpe
 
-WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # with the bytes of a number
 # The safetensors library takes ten times as much. 512 layers of a dozen weights have a header of a megabyte.
 MAX_HEADER_BYTES = 10_000_000
-_Size = Annotated[int, msgspec.Meta(ge=0)]
+MAX_DIMENSIONS = 8
+# Of a tokenizer, which may have more tokens than its model.
+MAX_TOKEN_ID = 4_000_000
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 # Largest values of config.json. GPT-2 XL, the largest GPT-2 that OpenAI published, has 1600, 48, 25, 6400, 1024 and
 # 50,257; descendants have longer contexts and larger vocabularies. A shape list or an allocation by an unbounded value
 # would take this machine's memory before any weight is compared with it.
@@ -53,10 +55,10 @@ _LLAMA_SIZES = {
     "head_dim": 1024,
     "vocab_size": 2_000_000,
 }
+# A prompt's token, one that is generated, and one more, with which int8 is checked.
+MIN_POSITIONS = 3
 MAX_SIZES = {"gpt2": _GPT2_SIZES, "llama": _LLAMA_SIZES, "qwen2": _LLAMA_SIZES, "qwen3": _LLAMA_SIZES}
-# What the names of weights may begin with, in this order: of a merged peft model, and of the model under its head.
-_PREFIXES = re.compile(r"(?:base_model\.model\.)?(?:transformer\.|model\.)?")
-ADAPTER, ADAPTER_CONFIG = "adapter_model", "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 class CheckpointError(StartError):
@@ -90,7 +92,7 @@ def inspect(directory: Path) -> tuple[int, int]:
         check_files(str(directory), files, config)
         assert config is not None
         _check_weights(directory, config)
-        _check_tokenizer(directory, config.vocab_size)
+        _check_tokenizer(directory)
     except OSError as error:
         raise CheckpointError(
             f"{directory} cannot be read ({error.strerror or error}): let the user that Tercet runs as read it."
@@ -109,9 +111,12 @@ def check_files(source: str, files: Collection[str], config: ModelConfig | None 
         Incomplete: files are missing, or the weights are there only as pickles.
     """
     pickles = sorted(file for file in files if file.endswith(PICKLES))
-    has_weights = any(
-        file.endswith(".safetensors") and "/" not in file and not file.startswith(ADAPTER) for file in files
-    )
+    has_weights = WHOLE in files or INDEX in files
+    if not has_weights and not any(name in files for name in PICKLED):
+        try:
+            has_weights = bool(unindexed([file for file in files if "/" not in file]))
+        except ValueError as error:
+            raise CheckpointError(f"In {source}, {error}: name a checkpoint that transformers can load.") from error
     if pickles and not has_weights:
         converted = f"{Path(source).name}-safetensors"
         # Checkpoints of 2019 do not name their model_type, by which the Auto classes choose.
@@ -185,13 +190,15 @@ def needed_files(listed: Collection[str]) -> list[str]:
         *(["tokenizer.json"] if "tokenizer.json" in listed else slow),
     ]
     shards = sorted(file for file in listed if file.endswith(".safetensors") and "/" not in file)
+    if INDEX in listed and (named := [file for file in shards if file.startswith("model-")]):
+        shards = named
     weights = [WHOLE] if WHOLE in listed else [INDEX, *shards]
     return [file for file in ("generation_config.json", *tokenizer, *weights) if file in listed]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_plain(path))
     except (ValueError, RecursionError) as error:
         raise Incomplete(f"{path} is damaged, it is not JSON: copy or download it again.", (path.name,)) from error
     if not isinstance(values, dict):
@@ -231,9 +238,11 @@ def read_config(directory: Path) -> ModelConfig:
     rules = _gpt2_rules(config, sizes) if architecture == "gpt2" else _llama_rules(config, sizes)
     is_tied = config.get("tie_word_embeddings", architecture == "gpt2")
     rules["tie_word_embeddings is neither true nor false"] = isinstance(is_tied, bool)
+    positions = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
+    rules[f"{positions} is below {MIN_POSITIONS}"] = sizes[positions] >= MIN_POSITIONS
     try:
         end_ids(config)
-        if (generation := directory / "generation_config.json").is_file():
+        if (generation := directory / "generation_config.json").exists():
             end_ids(_read_json(generation))
     except ValueError as error:
         rules[str(error)] = False
@@ -301,33 +310,19 @@ def _is_epsilon(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """The files that the engine reads weights from: those that the index names, else `model.safetensors`, else all."""
-    if (index := directory / INDEX).is_file():
-        named = _read_json(index).get("weight_map")
-        listed = [*named.values()] if isinstance(named, dict) else []
-        if not listed or not all(isinstance(file, str) and _is_plain_name(file) for file in listed):
-            raise CheckpointError(
-                f"{index} does not name weight files in its own directory: save the checkpoint again."
-            )
-        return [directory / file for file in sorted(set(listed))]
-    whole = directory / WHOLE
-    if whole.is_file():
-        return [whole]
-    return [path for path in sorted(directory.glob("*.safetensors")) if not path.name.startswith(ADAPTER)]
-
-
-def _is_plain_name(file: str) -> bool:
-    """Whether it can name a file, of the directory itself."""
-    return Path(file).name == file and file not in {".", ".."} and "\0" not in file and file.isprintable()
-
-
 def _check_weights(directory: Path, config: ModelConfig) -> None:
     held: dict[str, tuple[str, list[int]]] = {}
-    for path in _weight_files(directory):
-        if not path.is_file():
+    try:
+        paths = weight_files(directory)
+    except ValueError as error:
+        raise CheckpointError(f"In {directory}, {error}: save the checkpoint again.") from error
+    for path in paths:
+        if not path.exists():
             raise Incomplete(f"{path}, which {INDEX} names, is missing: copy all files there.")
-        held |= _read_header(path)
+        header = _read_header(path)
+        if twice := held.keys() & header.keys():
+            raise CheckpointError(f"The weights in {directory} have {min(twice)} in two files: save the model again.")
+        held |= header
     expected = config.weight_shapes()
     if not config.has_own_head and config.embedding_name not in held and HEAD in held:
         held[config.embedding_name] = held[HEAD]  # the same matrix, saved under its other name
@@ -363,7 +358,7 @@ def _read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
     def damaged(how: str) -> Incomplete:
         return Incomplete(f"{path} is damaged, {how}: copy or download it again.", (path.name,))
 
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         num_bytes = os.fstat(file.fileno()).st_size
         num_header_bytes = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or num_header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
@@ -383,26 +378,28 @@ def _read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
         end = tensor_end
     if num_bytes != (announced := 8 + num_header_bytes + end):
         raise damaged(f"it has {num_bytes} bytes and its header announces {announced}")
-    return {_PREFIXES.sub("", name, count=1): (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    found = {own_name(name): (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    if len(found) < len(tensors):
+        raise CheckpointError(f"{path} has a weight twice, under names with other prefixes: save the model again.")
+    return found
 
 
 class _Tensor(msgspec.Struct):
     """An entry of a safetensors header. `data_offsets`: first byte and the one after the last, in the data."""
 
     dtype: str
-    shape: list[_Size]
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=MAX_DIMENSIONS)]
     data_offsets: tuple[_Size, _Size]
 
 
 _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
-def _check_tokenizer(directory: Path, vocab_size: int) -> None:
-    """Check that the tokenizer is byte-level BPE, and that no token id is past the end of the embedding: encoding it
-    would be an out-of-range lookup."""
+def _check_tokenizer(directory: Path) -> None:
+    """Check that the tokenizer is byte-level BPE, and that the tokenizers library can load it."""
     path = directory / "tokenizer.json"
     try:
-        if path.is_file():
+        if path.exists():
             values = _read_json(path)
             ids = [*values["model"]["vocab"].values()]
             ids += [token["id"] for token in values.get("added_tokens") or ()]
@@ -411,8 +408,9 @@ def _check_tokenizer(directory: Path, vocab_size: int) -> None:
         else:
             path = directory / "vocab.json"
             ids = [*_read_json(path).values()]
-            if (added := directory / "added_tokens.json").is_file():
+            if (added := directory / "added_tokens.json").exists():
                 ids += _read_json(added).values()
+            read_plain(directory / "merges.txt")
         if wrong := next((id_ for id_ in ids if type(id_) is not int or id_ < 0), None):
             raise ValueError(wrong)
         largest = max(ids)
@@ -421,11 +419,19 @@ def _check_tokenizer(directory: Path, vocab_size: int) -> None:
             f"{path} is not a byte-level BPE tokenizer with a vocabulary, and Tercet serves no other "
             "(SentencePiece, WordPiece): use the tokenizer.json that belongs to the model, or another model."
         ) from error
-    if largest >= vocab_size:
-        raise CheckpointError(
-            f"{path} has token ids up to {largest}, and the model has {vocab_size} tokens: "
-            "use the tokenizer that belongs to the model."
-        )
+    if largest > MAX_TOKEN_ID:
+        raise CheckpointError(f"{path} has token ids up to {largest}: use the tokenizer that belongs to the model.")
+    try:
+        load_bpe(directory).encode("a")
+    except OSError:
+        raise
+    except BaseException as error:  # a panic of the tokenizers library, which is written in Rust, is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise Incomplete(
+            f"{path} cannot be loaded ({reason}): use the tokenizer that belongs to the model.", (path.name,)
+        ) from error
 
 
 def _has_byte_level(part: Any) -> bool:
@@ -451,8 +457,9 @@ def check_revision(directory: Path, revision: str) -> None:
         return
     try:
         digest = weights_digest(directory)
-    except OSError as error:
-        raise CheckpointError(f"The weights in {directory} cannot be read ({error.strerror}).") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"The weights in {directory} cannot be read ({reason}).") from error
     if digest != revision:
         raise CheckpointError(
             f"The weights in {directory} have changed since the slot plan was made (SHA-256 {digest[:12]}… instead of "

@@ -12,7 +12,7 @@ from workers.checkpoints.child_process import Progress, run_child
 from workers.checkpoints.files import CheckpointError, inspect
 
 # To be raised with each change of what a conversion writes.
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 
 
 def from_gguf(path: Path, cache: Path, on_progress: Progress) -> Path:

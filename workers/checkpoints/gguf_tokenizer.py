@@ -88,7 +88,7 @@ def tokenizer_files(metadata: Mapping[str, Any], architecture: str) -> dict[str,
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]},
-        "post_processor": None,
+        "post_processor": _post_processor(metadata, pre, tokens),
         "decoder": _BYTE_LEVEL,
         "model": model,
     }
@@ -100,6 +100,19 @@ def tokenizer_files(metadata: Mapping[str, Any], architecture: str) -> dict[str,
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         config["chat_template"] = template
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+
+
+def _post_processor(metadata: Mapping[str, Any], pre: str, tokens: Sequence[str]) -> dict[str, Any] | None:
+    """What llama.cpp adds to a text. Without a flag, only Llama 3's tokenizer adds its start (`llama-vocab.cpp`)."""
+    template: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    named = {}
+    for role, default in (("bos", pre == "llama-bpe"), ("eos", False)):
+        id_ = metadata.get(f"tokenizer.ggml.{role}_token_id")
+        if metadata.get(f"tokenizer.ggml.add_{role}_token", default) and type(id_) is int and 0 <= id_ < len(tokens):
+            named[tokens[id_]] = {"id": tokens[id_], "ids": [id_], "tokens": [tokens[id_]]}
+            template.insert(0 if role == "bos" else len(template), {"SpecialToken": {"id": tokens[id_], "type_id": 0}})
+    pair = [*template, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": template, "pair": pair, "special_tokens": named} if named else None
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:

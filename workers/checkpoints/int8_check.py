@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from shared.weights import weight_files
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cpu_check import cpu_dtype_problem
@@ -119,7 +120,7 @@ def _prompt_logprobs(runner: CpuRunner, token_ids: tuple[int, ...]) -> tuple[flo
 def _fingerprint(directory: Path) -> str:
     """The cache key, from config.json and the weight files' names, sizes and times; weights are not read."""
     digest = hashlib.sha256((directory / "config.json").read_bytes())
-    for path in sorted(directory.glob("*.safetensors")):
+    for path in weight_files(directory):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:32]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.home import absolute_path, home_directory, start_directory
+from shared.plain_files import read_plain
 from workers.checkpoints import smollm2
 from workers.checkpoints.child_process import NotDelivered, Progress
 from workers.checkpoints.files import CheckpointError, inspect
@@ -160,7 +161,7 @@ def _has_chat_template(directory: Path) -> bool:
     if (directory / "chat_template.jinja").is_file():
         return True
     try:
-        return bool(json.loads((directory / "tokenizer_config.json").read_bytes()).get("chat_template"))
+        return bool(json.loads(read_plain(directory / "tokenizer_config.json")).get("chat_template"))
     except (OSError, ValueError, AttributeError):  # without it, or not Tercet's concern
         return False
 

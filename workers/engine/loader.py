@@ -6,8 +6,7 @@ Knows the names of weights, and which backend makes the linear layers of a devic
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,11 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.end_tokens import read_end_ids
+from shared.plain_files import read_plain
+from shared.weights import weight_files
 from workers.engine.cpu_check import check_cpu
 from workers.engine.failures import LoadFailure
 from workers.engine.gpu_check import check_gpu
-from workers.engine.model.config import SHAPES, ModelConfig
-from workers.engine.model.linear import DeviceHead, DeviceLinear, device_dtype
+from workers.engine.model.config import SHAPES, ModelConfig, own_name
+from workers.engine.model.linear import NEVER, DeviceHead, DeviceLinear, device_dtype
 from workers.engine.model.rotation import rotate, rotate_input, rotate_layer
 from workers.engine.model.transformer import Layer, Linear, LoadedModel, Norm, Transformer, rotations
 from workers.engine.model.weights import Affine, WeightReader
@@ -74,7 +75,8 @@ def load_model(
     if tokenizer is not None and tokenizer.eos_id is not None:
         # First: of a chat model, `config.json` names the end of a message only.
         config = replace(config, eos_token_ids=tuple(dict.fromkeys((tokenizer.eos_id, *config.eos_token_ids))))
-    model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device, kernels)
+    unused = () if tokenizer is None else tokenizer.unused_ids
+    model = build(config, weights, dtype, lambda done: progress(0.5 + 0.5 * done), device, kernels, unused)
     return LoadedModel(model, device, dtype, tokenizer, kernels)
 
 
@@ -135,8 +137,12 @@ def build(
     progress: ProgressFn = lambda _: None,
     device: str = "cpu",
     kernels: Kernels | None = None,
+    unused_ids: Sequence[int] = (),
 ) -> Transformer:
     """A model from its weights, by their names in checkpoints (without `transformer.` or `model.`).
+
+    Args:
+        unused_ids: ids without a token, which are never generated.
 
     Raises:
         LoadFailure: if a weight is missing, has the wrong shape, or holds values that are not finite numbers.
@@ -175,7 +181,11 @@ def build(
     if is_rotated:
         embedding = rotate(embedding)
         last_norm, head_weight = rotate_input(last_norm, head_weight)
-    last_norm, head = normed(last_norm, Affine(head_weight, None), is_head=True)
+    mask = None
+    if unused_ids:
+        mask = torch.zeros(len(head_weight))
+        mask[list(unused_ids)] = NEVER
+    last_norm, head = normed(last_norm, Affine(head_weight, mask), is_head=True)
     if isinstance(head, DeviceHead) and not has_own_head:
         embedding = head.weight[: config.vocab_size]  # the same numbers are kept once
     turns = rotations(config)
@@ -196,7 +206,8 @@ class LinearMaker(Protocol):
     """Makes linear layers in one dtype on one device."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None, is_head: bool = ..., /) -> Linear:
-        """A layer from its float32 weight [out, in] and bias [out]. The head gives float32 logits."""
+        """A layer from its float32 weight [out, in] and bias [out]. The head gives float32 logits; its bias is 0, or
+        NEVER for an id that is not generated."""
 
 
 def _linear_maker(dtype: str, device: str, kernels: Kernels | None) -> LinearMaker:
@@ -209,7 +220,7 @@ def _linear_maker(dtype: str, device: str, kernels: Kernels | None) -> LinearMak
 
     def make(weight: Tensor, bias: Tensor | None, is_head: bool = False, /) -> Linear:
         if is_head:
-            return DeviceHead.pad(weight.to(device, kept))
+            return DeviceHead.pad(weight.to(device, kept), None if bias is None else bias.to(device))
         return DeviceLinear(weight.to(device, kept), None if bias is None else bias.to(device, kept))
 
     return make
@@ -251,16 +262,12 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_plain(path))
     except ValueError as error:
         raise LoadFailure(f"{path} is damaged, it is not JSON: copy or download it again.") from error
     if not isinstance(values, dict):
         raise LoadFailure(f"{path} does not hold a JSON object: copy the right file there.")
     return values
-
-
-# What older versions of transformers, wrapped models and peft's merged models write before a weight's own name.
-_PREFIX = re.compile(r"^(base_model\.)?(transformer\.|model\.)*")
 
 
 def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict[str, Tensor]:
@@ -270,29 +277,20 @@ def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict
         LoadFailure: if there is no safetensors file, or a file is damaged.
         OSError: if a file cannot be read.
     """
-    paths = _weight_files(directory)
+    try:
+        paths = weight_files(directory)
+    except ValueError as error:
+        raise LoadFailure(f"In {directory}, {error}: save the checkpoint again.") from error
+    if not paths:
+        raise LoadFailure(f"{directory} has no *.safetensors file, and Tercet reads no other format.")
     weights = {}
     for number, path in enumerate(paths):
         try:
             with safe_open(path, framework="pt") as file:
                 names = list(file.keys())
                 for index, name in enumerate(names):
-                    weights[_PREFIX.sub("", name)] = file.get_tensor(name)
+                    weights[own_name(name)] = file.get_tensor(name)
                     progress((number + (index + 1) / len(names)) / len(paths))
         except SafetensorError as error:
             raise LoadFailure(f"{path} is damaged: copy or download it again.") from error
     return weights
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        if any(Path(name).name != name for name in names):
-            raise LoadFailure(f"{index} names files outside its directory: save the checkpoint again.")
-        return [directory / name for name in names]
-    whole = directory / "model.safetensors"
-    paths = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
-    if not paths:
-        raise LoadFailure(f"{directory} has no *.safetensors file, and Tercet reads no other format.")
-    return paths

@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tokenizers import AddedToken, Encoding, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
 
-from shared.end_tokens import read_end_ids
+from shared.end_tokens import read_end_ids, read_start_id
+from shared.plain_files import read_plain
 
 END_OF_TEXT = "<|endoftext|>"
 PART_CHARS = 4096  # of a long text are encoded at once, in about 3 ms
@@ -28,72 +29,72 @@ _WORD_START = re.compile(r"(?<=[^\W_])\s|(?<=\S) (?=\S)")
 NUM_CACHED_WORDS = 1000
 
 
+AddedIds: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # before and after a text
+
+
 class AfterPart(Protocol):
     def __call__(self, *, is_last: bool) -> None: ...
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer, padded to its model's vocabulary.
+    """A byte-level BPE tokenizer, padded to its model's vocabulary. It may have tokens that the model lacks, too.
 
     Ids that the model has and the tokenizer lacks (a synthetic model's) decode to ` ⟨id⟩`; special tokens of an output
     decode to the empty string.
 
     Attributes:
+        unused_ids: those ids that the model has and the tokenizer lacks, ascending.
+        before_ids, after_ids: tokens that transformers' tokenizer adds to a text (by the post-processor). `encode`
+            does not add them.
         max_token_bytes: bytes of text that one token can stand for, at most.
         eos_id: the token between two texts: END_OF_TEXT, or the checkpoint's end where the tokenizer has no such token.
         end_ids: all tokens after which a text has ended; those of the checkpoint first.
+        start_id: the token that stands for an empty text; None if the checkpoint names neither a start nor an end.
     """
 
-    def __init__(self, bpe: BpeTokenizer, vocab_size: int, end_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        bpe: BpeTokenizer,
+        vocab_size: int,
+        end_ids: Sequence[int] = (),
+        start_id: int | None = None,
+        added_ids: AddedIds | None = None,
+    ) -> None:
         """
         Args:
             vocab_size: the model's.
             end_ids: tokens that end a text, as the checkpoint names them.
-
-        Raises:
-            ValueError: the tokenizer has more tokens than the model.
+            start_id: the token that begins a text, as the checkpoint names it.
+            added_ids: `before_ids` and `after_ids`; by default those of the post-processor.
         """
-        own_size = bpe.get_vocab_size()
-        if own_size > vocab_size:
-            raise ValueError(f"the tokenizer has {own_size} tokens, the model only {vocab_size}")
         self._bpe = bpe
         if isinstance(bpe.model, models.BPE):
             bpe.model._resize_cache(NUM_CACHED_WORDS)
         bpe.no_truncation()  # a tokenizer.json keeps what a script had set for training
         bpe.no_padding()
+        self.before_ids, self.after_ids = _post_processed(bpe) if added_ids is None else added_ids
         bpe.post_processor = processors.ByteLevel(trim_offsets=False)  # a token's offset includes its leading space
         self.vocab_size = vocab_size
         known = [id_ for id_ in end_ids if id_ < vocab_size]
         self.eos_id: int | None = next(iter(known), None)
-        if (end_of_text := bpe.token_to_id(END_OF_TEXT)) is not None:
+        if (end_of_text := bpe.token_to_id(END_OF_TEXT)) is not None and end_of_text < vocab_size:
             self.eos_id = end_of_text
             known.append(end_of_text)
         self.end_ids = tuple(dict.fromkeys(known))
+        self.start_id = self.eos_id if start_id is None or start_id >= vocab_size else start_id
         self._plain = _without_special_tokens(bpe)
         self._bytes = _byte_table(bpe, vocab_size)
+        self.unused_ids = tuple(id_ for id_ in range(vocab_size) if bpe.id_to_token(id_) is None)
         self._special = {id_: token.content for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
         self._names = _names_of(self._special.get(id_, "").encode() or data for id_, data in enumerate(self._bytes))
-        literals = [token.content.encode() for token in bpe.get_added_tokens_decoder().values()]
+        literals = [name.encode() for name in self._special.values()]
         self.max_token_bytes = max(map(len, (*self._bytes, *literals)))
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:
-        """The tokenizer of a checkpoint: `tokenizer.json`, else `vocab.json` and `merges.txt`.
-
-        Raises:
-            FileNotFoundError: neither exists.
-            ValueError: as in the constructor, or a file is damaged.
-        """
-        end_ids = read_end_ids(path)
-        if (path / "tokenizer.json").is_file():
-            return cls(BpeTokenizer.from_file(str(path / "tokenizer.json")), vocab_size, end_ids)
-        if not (path / "vocab.json").is_file() or not (path / "merges.txt").is_file():
-            raise FileNotFoundError(f"{path} has neither tokenizer.json nor vocab.json, merges.txt")
-        bpe = BpeTokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
-        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        bpe.decoder = decoders.ByteLevel()
-        _add_tokens(bpe, path)
-        return cls(bpe, vocab_size, end_ids)
+        """The tokenizer of a checkpoint; raises as `load_bpe`."""
+        bpe = load_bpe(path)
+        return cls(bpe, vocab_size, read_end_ids(path), read_start_id(path), _configured(bpe, path))
 
     def encode(self, text: str, *, special_as_text: bool = False) -> list[int]:
         """Token ids of `text`; an unpaired surrogate is encoded as a question mark.
@@ -133,7 +134,7 @@ class Tokenizer:
         """The bytes that a token adds to the text.
 
         Raises:
-            IndexError: the id is not in the model's vocabulary.
+            IndexError: neither the model nor the tokenizer has the id.
         """
         return self._bytes[token_id]
 
@@ -166,6 +167,55 @@ class Tokenizer:
         return int(words[-1][1][0]) if words else 0
 
 
+def load_bpe(path: Path) -> BpeTokenizer:
+    """The tokenizer in a checkpoint's directory: `tokenizer.json`, else `vocab.json` and `merges.txt`.
+
+    Raises:
+        FileNotFoundError: neither exists.
+        Exception: a file is damaged; the tokenizers library raises no other class.
+    """
+    if (path / "tokenizer.json").is_file():
+        return BpeTokenizer.from_file(str(path / "tokenizer.json"))
+    if not (path / "vocab.json").is_file() or not (path / "merges.txt").is_file():
+        raise FileNotFoundError(f"{path} has neither tokenizer.json nor vocab.json, merges.txt")
+    bpe = BpeTokenizer(models.BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt")))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    _add_tokens(bpe, path)
+    return bpe
+
+
+def _post_processed(bpe: BpeTokenizer) -> AddedIds:
+    """The tokens that the post-processor adds before and after a text."""
+    encoding = bpe.encode("a")
+    added = [sequence is None for sequence in encoding.sequence_ids]
+    num_before = next((index for index, is_added in enumerate(added) if not is_added), len(added))
+    num_text = next((index for index, is_added in enumerate(added[num_before:]) if is_added), len(added))
+    return tuple(encoding.ids[:num_before]), tuple(encoding.ids[num_before + num_text :])
+
+
+def _configured(bpe: BpeTokenizer, path: Path) -> AddedIds | None:
+    """The tokens that tokenizer_config.json adds before and after a text; None: it leaves that to the post-processor.
+
+    As `TokenizersBackend` of transformers 5, where `add_bos_token` or `add_eos_token` replaces the post-processor.
+    """
+    config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+    if not config.keys() & {"add_bos_token", "add_eos_token"}:
+        return None
+    added = []
+    for role in ("bos", "eos"):
+        token = config.get(f"{role}_token") if config.get(f"add_{role}_token") else None
+        id_ = bpe.token_to_id(content) if (content := _content(token)) is not None else None
+        added.append(() if id_ is None else (id_,))
+    return added[0], added[1]
+
+
+def _content(token: object) -> str | None:
+    """The text of a token in tokenizer_config.json or special_tokens_map.json: a string, or an object."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
 def _add_tokens(bpe: BpeTokenizer, path: Path) -> None:
     """Add the special tokens of a slow tokenizer, and those that were added to its vocabulary.
 
@@ -174,19 +224,17 @@ def _add_tokens(bpe: BpeTokenizer, path: Path) -> None:
     """
     added: dict[str, int] = _read_json(path / "added_tokens.json")
     named = _read_json(path / "special_tokens_map.json").values()
-    special = {token.get("content") if isinstance(token, dict) else token for token in named}
+    special = {content for token in named if (content := _content(token)) is not None}
     for token, id_ in sorted(added.items(), key=lambda item: item[1]):
         bpe.add_tokens([AddedToken(token, special=token in special | {END_OF_TEXT}, normalized=False)])
         if bpe.token_to_id(token) != id_:
             raise ValueError(f"added_tokens.json gives {token!r} the id {id_}, which does not follow the vocabulary")
-    known = [token for token in dict.fromkeys((END_OF_TEXT, *special)) if isinstance(token, str)]
-    bpe.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in known if bpe.token_to_id(token) is not None]
-    )
+    known = [token for token in dict.fromkeys((END_OF_TEXT, *special)) if bpe.token_to_id(token) is not None]
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known])
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    values = json.loads(path.read_bytes()) if path.is_file() else {}
+    values = json.loads(read_plain(path)) if path.exists() else {}
     return values if isinstance(values, dict) else {}
 
 
@@ -222,19 +270,21 @@ def _names_of(texts: Iterable[bytes]) -> dict[int, str]:
 
 
 def _byte_table(bpe: BpeTokenizer, vocab_size: int) -> list[bytes]:
-    """The bytes of each token, indexed by id, `[vocab_size]`."""
-    special = {id_ for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
+    """The bytes of each token, indexed by id, `[vocab_size]` or more where the tokenizer has more tokens."""
+    added = bpe.get_added_tokens_decoder()
     byte_of = _byte_characters()
     table = []
-    for id_ in range(vocab_size):
+    for id_ in range(max(vocab_size, 1 + max(bpe.get_vocab().values(), default=0))):
         token = bpe.id_to_token(id_)
         if token is None:
             table.append(f" ⟨{id_}⟩".encode())
-        elif id_ in special:
+        elif id_ in added and added[id_].special:
             table.append(b"")
+        elif id_ in added and token not in byte_of:  # literal text, whatever its characters stand for elsewhere
+            table.append(token.encode())
         elif all(char in byte_of for char in token):
             table.append(bytes(byte_of[char] for char in token))
-        else:  # an added token that is not special is literal text
+        else:
             table.append(token.encode())
     return table
 

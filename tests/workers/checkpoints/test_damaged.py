@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from shared.weights import INDEX, WHOLE
 from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
-from workers.checkpoints.files import INDEX, WHOLE, CheckpointError, Incomplete, inspect
+from workers.checkpoints.files import CheckpointError, Incomplete, inspect
 
 # JSON texts that may stand where another value belongs.
 RUBBISH = (
@@ -156,7 +157,8 @@ def test_a_header_of_megabytes_is_refused_unread(checkpoint: Path) -> None:
 
 
 def test_an_index_with_rubbish(checkpoint: Path) -> None:
-    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(), WHOLE)}
+    (checkpoint / WHOLE).rename(checkpoint / "model-00001-of-00001.safetensors")
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(), "model-00001-of-00001.safetensors")}
     for text in spoiled(index):
         (checkpoint / INDEX).write_text(text)
         answer(checkpoint)

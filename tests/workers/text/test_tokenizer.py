@@ -282,8 +282,9 @@ def test_special_and_missing_ids() -> None:
     assert decode(SYNTHETIC, [9000, 0, 50256]) == " ⟨9000⟩ ⟨50256⟩"
     with pytest.raises(IndexError):
         SYNTHETIC.token_bytes(50257)
-    with pytest.raises(ValueError, match="8192"):
-        Tokenizer.from_directory(CHECKPOINT, 100)
+    larger = Tokenizer.from_directory(CHECKPOINT, 100)  # than its model
+    assert larger.token_bytes(8191) == TOKENIZER.token_bytes(8191)
+    assert (larger.unused_ids, SYNTHETIC.unused_ids) == ((), tuple(range(8192, 50257)))
 
 
 def test_vocab_and_merges_give_the_same_tokenizer(tmp_path: Path) -> None:

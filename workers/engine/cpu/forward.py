@@ -351,6 +351,8 @@ class ForwardPass:
         call = KernelCall(self._kernels.add_and_norm, self._step_at, self._last_norm_at, y.data_ptr())
         self._team.run(call, num_wanted * config.n_embd > MIN_SHARED_SIZE, holds_gil=True)
         logits = head.multiply(self._input(padded, config.n_embd, mode))[:num_wanted]
+        if head.bias is not None:
+            logits += head.bias
         return logits if mode == PLAIN else logits.mul_(self._scales[:num_wanted])
 
     def _load_batch(self, scheduled: SchedulerOutput) -> int:

@@ -123,6 +123,9 @@ class LinearMaker:
         computed in pieces."""
         max_rows = MAX_HEAD_ROWS if is_head else ROW_COUNTS[-1]
         product = self._make_product(weight)
+        if is_head and bias is not None and isinstance(product, PackedInt8Linear):
+            product.mask(bias)  # a program adds no bias to the logits
+            bias = None
         shape = tuple(weight.shape)
         if shape not in self._row_counts:
             counts = [count for count in ROW_COUNTS if count <= max_rows]
@@ -265,6 +268,12 @@ class PackedInt8Linear:
         starts = (-weights.sum(1, dtype=torch.int32)).contiguous()
         factors = F.pad(scales * torch.tensor(1 / 127), (0, missing))  # both scales in one
         return cls(packed, starts, factors, num_outputs, kernels, can_use_amx=can_use_amx)
+
+    def mask(self, bias: Tensor) -> None:
+        """Make the outputs whose `bias` [out] is NEVER that, times a row's scale, whatever the input is."""
+        masked, block = bias.nonzero()[:, 0].numpy(), self._kernels.block
+        self.packed.reshape(len(self.starts) // block, -1, block, 4)[masked // block, :, masked % block] = 0
+        self.starts[masked], self.factors[masked] = 1, bias[masked]
 
     def precede(self, other: PackedInt8Linear) -> None:
         """Prefetch the first weights of `other`, which a step multiplies next, at the end of this product."""

@@ -5,6 +5,7 @@ Knows names and numbers; knows no tensors and no files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,16 @@ from shared.end_tokens import end_ids
 # Names of activations that are built (`cpu.layouts.ACTIVATIONS`, `transformer.ACTIVATIONS`).
 ACTIVATION_NAMES = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu", "relu", "silu", "swish", "tanh")
 HEAD = "lm_head.weight"
+# What wrappers insert into weights' names: torch.compile, data parallelism, FSDP and activation checkpointing.
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# What older versions of transformers, wrapped models and peft's merged models write before a weight's own name.
+_PREFIX = re.compile(r"^(?:base_model\.)?(?:transformer\.|model\.)*")
 ARCHITECTURES = ("gpt2", "llama", "qwen2", "qwen3")
+
+
+def own_name(name: str) -> str:
+    """A weight's name in a checkpoint without what was put around it: as in `ModelConfig.weight_shapes`."""
+    return _PREFIX.sub("", _WRAPPERS.sub("", name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ def device_dtype(dtype: str, device: str) -> torch.dtype:
 
 
 MAX_HEAD_ROWS = 64  # rows of logits at once; more of them would only evict other data from the caches
+# Stands for the logit of an id without a token (a padded vocabulary's): no draw takes it, and unlike minus infinity it
+# is a number in every sum and in JSON.
+NEVER = -1e30
 # Rows of a head's weight: where a row of logits is a multiple of 256 bytes, cuBLAS and kernels read it aligned.
 HEAD_ROWS_MULTIPLE = 64
 
@@ -43,11 +46,14 @@ class DeviceHead:
 
     weight: Tensor  # [padded vocab, n_embd]; the padding is 0
     vocab_size: int
+    bias: Tensor | None = None  # [padded vocab] float32
 
     @classmethod
-    def pad(cls, weight: Tensor) -> DeviceHead:
-        """The head from its weight [vocab, n_embd], which is copied."""
-        return cls(F.pad(weight, (0, 0, 0, -len(weight) % HEAD_ROWS_MULTIPLE)), len(weight))
+    def pad(cls, weight: Tensor, bias: Tensor | None = None) -> DeviceHead:
+        """The head from its weight [vocab, n_embd] and bias [vocab], which are copied."""
+        num_missing = -len(weight) % HEAD_ROWS_MULTIPLE
+        padded_bias = None if bias is None else F.pad(bias, (0, num_missing))
+        return cls(F.pad(weight, (0, 0, 0, num_missing)), len(weight), padded_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         # In bf16, logits near -100 would be rounded to multiples of 0.5.
@@ -55,4 +61,6 @@ class DeviceHead:
             logits = torch.mm(x, self.weight.T, out_dtype=torch.float32)
         else:
             logits = F.linear(x.float(), self.weight.float())
+        if self.bias is not None:
+            logits += self.bias
         return logits[:, : self.vocab_size]

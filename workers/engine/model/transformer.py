@@ -178,7 +178,9 @@ class LoadedModel:
     @property
     def start_id(self) -> int:
         """The token that stands for an empty prompt."""
-        return self.eos_ids[0] if self.eos_ids else 0
+        if self.tokenizer is not None and self.tokenizer.start_id is not None:
+            return self.tokenizer.start_id
+        return next((id_ for id_ in self.eos_ids if id_ < self.config.vocab_size), 0)
 
 
 def activate(config: ModelConfig, y: Tensor) -> Tensor:
