@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
+import time
 from io import BufferedReader
 from pathlib import Path
 
 # Of a JSON file of a checkpoint: a tokenizer with 250,000 tokens takes 33 MB.
 MAX_JSON_BYTES = 200_000_000
+LOCK_POLL_S = 0.02
 
 
 def open_plain(path: Path) -> BufferedReader:
@@ -34,3 +38,25 @@ def read_plain(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > max_bytes:
             raise OSError(f"{path} has {size} bytes, and at most {max_bytes} are read")
         return file.read(max_bytes)
+
+
+def open_lock(path: Path, timeout_s: float) -> BufferedReader:
+    """The lock file at `path`, made if missing, with its lock held until it is closed.
+
+    Raises:
+        OSError: it cannot be opened, or another process holds the lock for `timeout_s`, as a `TimeoutError`.
+    """
+    file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600), "rb")  # noqa: SIM115
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                file.close()
+                raise TimeoutError(errno.ETIMEDOUT, f"another process holds {path}") from error
+            time.sleep(LOCK_POLL_S)
+        except BaseException:
+            file.close()
+            raise

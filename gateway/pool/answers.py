@@ -34,11 +34,12 @@ TOKEN_BYTES = 600
 TOKENIZED_BYTES = 30
 # Characters of a worker's sentence that are kept.
 MAX_DETAIL_CHARS = 500
-# Bytes of a character in UTF-8, at most, and as how many times as many a tokenizer that normalizes text (NFC) may read
-# them. A token has a byte at least.
-MAX_CHAR_BYTES, MAX_GROWTH = 4, 3
-# Tokens that a model may have before a prompt, such as the start of a text.
-MAX_ADDED_TOKENS = 4
+# Bytes of a character in UTF-8, at most, and as how many times as many a tokenizer that normalizes text may read them:
+# NFC writes up to three for one, and a replacement in tokenizer.json as many as its author likes. A token has a byte at
+# least.
+MAX_CHAR_BYTES, MAX_GROWTH = 4, 64
+# Tokens that a model's tokenizer may add to a prompt, such as the start of a text.
+MAX_ADDED_TOKENS = 16
 # Of each label of `shared.metrics.COUNTERS`. What a newer worker may count besides is UNKNOWN.
 _COUNTER_LABELS: Mapping[str, frozenset[str]] = {
     "finish_reason": FINISH_REASONS | {"cancelled", "error"},
@@ -208,29 +209,30 @@ def _max_prompt_tokens(request: GenerateRequest) -> int:
         number = len(request.prompt_ids)
     else:
         text = request.prompt or ""
-        number = len(text) if text.isascii() else MAX_CHAR_BYTES * MAX_GROWTH * len(text)
+        number = MAX_GROWTH * len(text) * (1 if text.isascii() else MAX_CHAR_BYTES)
     limit = number if request.max_prompt_tokens is None else request.max_prompt_tokens
     return min(number, limit) + MAX_ADDED_TOKENS
 
 
-def max_tokenized_bytes(text: str, num_bytes: int) -> int:
+def max_tokenized_bytes(num_bytes: int) -> int:
     """Bound of the answer to a `POST /tokenize`.
 
     Args:
         num_bytes: of the text, at least, in UTF-8.
     """
-    num_tokens = num_bytes if text.isascii() else MAX_GROWTH * num_bytes
-    return BASE_BYTES + TOKENIZED_BYTES * num_tokens
+    return BASE_BYTES + TOKENIZED_BYTES * MAX_GROWTH * num_bytes
 
 
 def check_tokens(text: str, found: Tokens) -> None:
     """
+    A tokenizer may drop the end of a text, or all of it.
+
     Raises:
         InvalidAnswer: these cannot be the tokens of the text.
     """
     if len(found.ids) != len(found.ends):
         raise InvalidAnswer("lists of different lengths")
-    if found.ends != sorted(found.ends) or (found.ends[-1] if found.ends else 0) != len(text):
+    if found.ends != sorted(found.ends) or (found.ends[-1] if found.ends else 0) > len(text):
         raise InvalidAnswer("another text than its tokens have")
 
 

@@ -335,7 +335,7 @@ class TokenizeCall(_AbortableCall):
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
-                max_bytes = min(MAX_TOKENIZE_BYTES, max_tokenized_bytes(self._text, len(content)))
+                max_bytes = min(MAX_TOKENIZE_BYTES, max_tokenized_bytes(len(content)))
                 found = wire.decode_tokens(_read_all(response, deadline, max_bytes))
                 check_tokens(self._text, found)
                 return found
@@ -498,7 +498,7 @@ def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> byte
         num_bytes += len(part)
         if num_bytes > max_bytes:
             detail = f"The worker sent more than {max_bytes} bytes."
-            raise BranchError("oversize", detail, is_retryable=False, is_lie=True)
+            raise BranchError("oversize", detail, is_retryable=False, is_lie=max_bytes < MAX_TOKENIZE_BYTES)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
 

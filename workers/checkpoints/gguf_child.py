@@ -7,7 +7,6 @@ converted; it appears under its final name only when it is whole.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from shared.plain_files import open_lock
 from workers.checkpoints.child_process import Progress, report_progress, report_result, sizes
 from workers.checkpoints.files import CheckpointError, inspect, read_config
 from workers.checkpoints.gguf_header import GgufHeader, GgufTensor, read_header
@@ -34,6 +34,7 @@ _FLOATS = {
     GGMLQuantizationType.F16: ("F16", np.float16),
     GGMLQuantizationType.BF16: ("BF16", np.uint16),
 }
+LOCK_S = 1800.0  # for another process that converts the same file
 _PART_NUMBERS = 1 << 24  # dequantized at once: 64 MiB
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -136,15 +137,13 @@ def make_once(target: Path, make: Callable[[Path], None]) -> Path:
     """
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (target.parent / f"{target.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if target.is_dir():
-                try:
-                    inspect(target)
-                except CheckpointError:
-                    shutil.rmtree(target)
-                else:
-                    return target
+        with open_lock(target.parent / f"{target.name}.lock", LOCK_S):
+            try:
+                inspect(target)
+            except CheckpointError:
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+            else:
+                return target
             part = target.parent / f"{target.name}.part"
             shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
             part.mkdir(mode=0o700)

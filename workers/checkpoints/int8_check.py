@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import structlog
 
+from shared.plain_files import read_plain
 from shared.weights import weight_files
 from workers.engine.core import EngineCore
 from workers.engine.cpu.runner import CpuRunner
@@ -32,6 +34,7 @@ PAGE = Path(__file__).parent / "page.txt"
 # int8 is rejected where it raises perplexity by more than 1 % over fp32.
 MAX_RATIO = 1.01
 WINDOW_TOKENS = 512
+MAX_RESULT_BYTES = 1000
 log = structlog.get_logger()
 
 
@@ -65,7 +68,7 @@ def cached_int8_check(directory: Path, tokenizer: Tokenizer, cache: Path | None)
     path = None if cache is None else cache / f"{_fingerprint(directory)}-int8.json"
     if path is not None:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Int8Check)
+            return msgspec.json.decode(read_plain(path, MAX_RESULT_BYTES), type=Int8Check)
         except (OSError, msgspec.MsgspecError):
             pass  # not measured yet, or cached in another format
     check = check_int8(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)
@@ -74,7 +77,9 @@ def cached_int8_check(directory: Path, tokenizer: Tokenizer, cache: Path | None)
         return check
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.encode(check))
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_bytes(msgspec.json.encode(check))
+        written.replace(path)  # whatever stood there
     except OSError as error:
         log.warning("int8_result_discarded", path=str(path), reason=error.strerror)
     return check

@@ -14,7 +14,6 @@ an index in MessagePack; the index's position in 8 bytes, and a CRC-32 of all be
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import mmap
 import tempfile
@@ -32,6 +31,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from shared.plain_files import open_lock, open_plain
 from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear
 from workers.engine.cpu_kernels import Kernels, load_kernels
 from workers.engine.model.config import ModelConfig
@@ -39,6 +39,7 @@ from workers.engine.model.transformer import Layer, LoadedModel, Norm, Transform
 
 ALIGNMENT = 64  # a cache line
 MAX_OTHERS = 1
+LOCK_S = 120.0  # to make a file takes less
 _CHUNK_BYTES = 1 << 20
 _POSITION_BYTES, _CRC_BYTES = 8, 4
 _MADV_COLLAPSE = 25  # <linux/mman.h>, since Linux 6.1; Python does not have it
@@ -94,12 +95,12 @@ def shared_model(
     path = directory / f"{prefix}-{digest.hexdigest()[:16]}.bin"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (directory / f"{prefix}.lock").open("w")
+        lock = open_lock(directory / f"{prefix}.lock", LOCK_S)
     except OSError as error:
         log.warning("weights_not_shared", model=name, reason=error.strerror)
         return make()
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together make it once
+        # Workers that start together make it once.
         model = read(path, kernels, is_only_worker)
         if model is None:
             loaded = make()
@@ -122,7 +123,7 @@ def read(path: Path, kernels: Kernels | None = None, copies_products: bool = Fal
     """The model in a file, mapped read-only but for what is copied; None if there is no file, or it is damaged."""
     products: dict[str, Array] = {}
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             index = _read_index(file)
             if index is None:
                 return None
@@ -285,4 +286,7 @@ def _read_index(file: Any) -> _Index | None:
     file.seek(length - _POSITION_BYTES)
     index_at = int.from_bytes(file.read(_POSITION_BYTES), "little")
     file.seek(index_at)
-    return msgspec.msgpack.decode(file.read(length - _POSITION_BYTES - index_at), type=_Index)
+    try:
+        return msgspec.msgpack.decode(file.read(max(0, length - _POSITION_BYTES - index_at)), type=_Index)
+    except msgspec.MsgspecError:  # written by a program with a fault
+        return None
