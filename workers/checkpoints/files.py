@@ -430,7 +430,8 @@ def _check_tokenizer(directory: Path) -> None:
             raise
         reason = " ".join(str(error).split())[:200]
         raise Incomplete(
-            f"{path} cannot be loaded ({reason}): use the tokenizer that belongs to the model.", (path.name,)
+            f"{path} cannot be loaded, the tokenizer is damaged ({reason}): use the one that belongs to the model.",
+            (path.name,),
         ) from error
 
 

@@ -1,7 +1,8 @@
 """The header of a GGUF file: its metadata and where its tensors lie.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is not trusted: each length is compared with
-what is left of the header before anything is allocated for it. (The reader of the package `gguf` makes several numpy
+what is left of the header before anything is allocated for it, and a list stays in the bytes that were read, so that a
+header takes at most twice its bytes. (The reader of the package `gguf` makes several numpy
 arrays of each of the vocabulary's hundred thousand entries, and believes the lengths.) Does not know what keys and
 tensors mean.
 """
@@ -11,7 +12,10 @@ from __future__ import annotations
 import math
 import os
 import struct
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 DEFAULT_ALIGNMENT = 32
 # Above those of every model: Qwen's vocabulary has 152,000 tokens, and its largest model some 1,000 tensors.
-MAX_KEYS, MAX_TENSORS, MAX_ELEMENTS = 10_000, 100_000, 4_000_000
+MAX_KEYS, MAX_TENSORS, MAX_ELEMENTS = 10_000, 10_000, 4_000_000
 _STRING, _ARRAY = 8, 9
 # By the numbers of the format: uint8, int8, uint16, int16, uint32, int32, float32, bool, uint64, int64, float64.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -42,9 +46,28 @@ class GgufTensor:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class GgufStrings:
+    """A list of strings, each decoded when it is iterated over."""
+
+    data: memoryview
+    starts: array[int]  # of each string's length in `data`
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __repr__(self) -> str:
+        return repr(list(islice(self, 3)))
+
+    def __iter__(self) -> Iterator[str]:
+        for start in self.starts:
+            begin = start + 8
+            yield str(self.data[begin : begin + int.from_bytes(self.data[start:begin], "little")], "utf-8", "replace")
+
+
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says about itself."""
+    """What a GGUF file says about itself; a list of numbers is a memoryview, one of strings a `GgufStrings`."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -60,7 +83,7 @@ def read_header(path: Path) -> GgufHeader:
     with path.open("rb") as file:
         num_bytes = os.fstat(file.fileno()).st_size
         reader = _Reader(path, file.read(min(num_bytes, MAX_HEADER_BYTES)))
-    if reader.take(4) != b"GGUF":
+    if bytes(reader.take(4)) != b"GGUF":
         raise CheckpointError(f"{path} is not a GGUF file: name one, or a directory with model.safetensors.")
     if (version := reader.number("I")) not in VERSIONS:
         kind = "a big-endian file" if version > 0xFFFF else f"version {version} of the format"
@@ -126,12 +149,12 @@ class _Reader:
     def __init__(self, path: Path, data: bytes) -> None:
         self.path = path
         self.position = 0
-        self._data = data
+        self._data = memoryview(data)
 
     def damaged(self, how: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged, {how}: copy or download it again.")
 
-    def take(self, num_bytes: int) -> bytes:
+    def take(self, num_bytes: int) -> memoryview:
         end = self.position + num_bytes
         if end > len(self._data):
             raise self.damaged("its header is cut short or longer than any model's")
@@ -143,19 +166,25 @@ class _Reader:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def string(self) -> str:
-        return self.take(self.number("Q")).decode("utf-8", "replace")
+        return str(self.take(self.number("Q")), "utf-8", "replace")
 
-    def value(self, kind: int, *, is_element: bool = False) -> Any:
+    def value(self, kind: int) -> Any:
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:
             return self.string()
-        if kind != _ARRAY or is_element:
+        if kind != _ARRAY:
             raise self.damaged(f"its metadata has a value of type {kind}")
         element, length = self.number("I"), self.number("Q")
         if length > MAX_ELEMENTS:
             raise self.damaged(f"its metadata has a list of {length} values")
         if element in _NUMBERS:
             size = struct.calcsize(f"<{_NUMBERS[element]}")
-            return list(struct.unpack(f"<{length}{_NUMBERS[element]}", self.take(length * size)))
-        return [self.value(element, is_element=True) for _ in range(length)]
+            return self.take(length * size).cast(_NUMBERS[element])  # type: ignore[call-overload]
+        if element != _STRING:
+            raise self.damaged(f"its metadata has a list of values of type {element}")
+        starts = array("Q")
+        for _ in range(length):
+            starts.append(self.position)
+            self.take(self.number("Q"))
+        return GgufStrings(self._data, starts)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workers.checkpoints.files import CheckpointError
+from workers.checkpoints.gguf_header import GgufStrings
 
 # Special tokens after which llama.cpp, too, ends a text, whatever the file says (`special_eog_ids` of llama-vocab.cpp).
 END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
@@ -48,9 +49,9 @@ def tokenizer_files(metadata: Mapping[str, Any], architecture: str) -> dict[str,
             "In FILE, ".
     """
     pre = _pre_tokenizer(metadata, architecture)
-    tokens, merges = _strings(metadata, "tokens"), _strings(metadata, "merges")
-    kinds = metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+    tokens, merges = list(_strings(metadata, "tokens")), list(_strings(metadata, "merges"))
+    kinds = _kinds(metadata) or [_NORMAL] * len(tokens)
+    if len(kinds) != len(tokens):
         raise CheckpointError("the tokenizer's lists differ in length: convert the model again.")
     # Unused entries only fill the vocabulary up to the size of the embedding.
     vocab = {token: id_ for id_, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
@@ -118,7 +119,7 @@ def _post_processor(metadata: Mapping[str, Any], pre: str, tokens: Sequence[str]
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     """The ids of the tokens that end a text."""
     tokens = _strings(metadata, "tokens")
-    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    kinds = _kinds(metadata)
     named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
     known = [
         id_
@@ -151,8 +152,13 @@ def _pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> str:
     return pre
 
 
-def _strings(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
+def _strings(metadata: Mapping[str, Any], name: str) -> GgufStrings:
     found = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+    if not isinstance(found, GgufStrings) or not found:
         raise CheckpointError(f"the tokenizer has no {name}: convert the model again.")
     return found
+
+
+def _kinds(metadata: Mapping[str, Any]) -> Sequence[int]:
+    found = metadata.get("tokenizer.ggml.token_type", ())
+    return list(found) if isinstance(found, memoryview) else []

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared.weights import INDEX, WHOLE
+from shared.weights import INDEX, WHOLE, weights_digest
 from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
 from workers.checkpoints.files import CheckpointError, Incomplete, inspect
 
@@ -224,3 +226,67 @@ def test_files_that_are_no_files(checkpoint: Path) -> None:
         (checkpoint / name).unlink()
         (checkpoint / name).write_bytes(saved)
     assert answer(checkpoint) is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", WHOLE, "x.safetensors"])
+def test_only_plain_files_that_are_used_are_read_and_only_to_a_bound(kind: str, name: str, checkpoint: Path) -> None:
+    """A pipe would be waited for, and a device or 1 TB of nothing read into memory."""
+    path = checkpoint / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    began_at = time.monotonic()
+    reason = answer(checkpoint)
+    assert time.monotonic() - began_at < 20
+    assert (reason is None) is (name == "x.safetensors")
+    if name == "x.safetensors":
+        assert weights_digest(checkpoint)
+
+
+def test_many_large_dimensions_are_refused_at_once(checkpoint: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2**62] * 60_000, "data_offsets": [0, 0]}}).encode()
+    (checkpoint / WHOLE).write_bytes(len(header).to_bytes(8, "little") + header)
+    began_at = time.monotonic()
+    assert "header cannot be read" in (answer(checkpoint) or "")
+    assert time.monotonic() - began_at < 5
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": "NFC"}
+    for _ in range(depth):
+        inner = {"type": "Sequence", "normalizers": [inner]}
+    return inner
+
+
+LATE: dict[str, tuple[str, Callable[[Any], object], str]] = {
+    "end": ("config.json", lambda v: v.update(eos_token_id=10**100), "eos_token_id is no token id"),
+    "end of generation": ("generation_config.json", lambda v: v.update(eos_token_id=2**31), "eos_token_id is no token"),
+    "one position": ("config.json", lambda v: v.update(n_positions=1), "n_positions is below 3"),
+    "two positions": ("config.json", lambda v: v.update(n_positions=2), "n_positions is below 3"),
+    "dropout": ("tokenizer.json", lambda v: v["model"].update(dropout=7.5), "tokenizer is damaged"),
+    "expression": (
+        "tokenizer.json",
+        lambda v: v.update(
+            normalizer={"type": "Replace", "pattern": {"Regex": "(("}, "content": ""},
+        ),
+        "tokenizer is damaged",
+    ),
+    "depth": ("tokenizer.json", lambda v: v.update(normalizer=_nested(400)), "tokenizer is damaged"),
+    "merge": ("tokenizer.json", lambda v: v["model"]["merges"].append(["qqq", "zzz"]), "tokenizer is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_the_load_would_refuse_the_plan_refuses(case: str, checkpoint: Path) -> None:
+    name, change, sentence = LATE[case]
+    path = checkpoint / name
+    values = json.loads(path.read_text()) if path.exists() else {}
+    change(values)
+    path.write_text(json.dumps(values))
+    assert sentence in (answer(checkpoint) or "")

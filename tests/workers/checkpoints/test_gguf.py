@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,23 @@ def test_a_damaged_file_is_refused_whatever_was_changed(tmp_path: Path) -> None:
         for file in directory.iterdir():
             file.unlink()
         directory.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "item"), [(0, b"\1"), (4, b"abcd"), (7, b"\1"), (12, b"abcdefgh"), (8, (3).to_bytes(8, "little") + b"abc")]
+)
+def test_a_header_takes_at_most_twice_its_bytes(kind: int, item: bytes, tmp_path: Path) -> None:
+    number = 4_000_000 // len(item) // 8
+    lists = [struct.pack("<Q2sIIQ", 2, b"k%d" % index, 9, kind, number) + item * number for index in range(8)]
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(lists)) + b"".join(lists))
+    tracemalloc.start()
+    try:
+        header = read_header(path)
+        assert tracemalloc.get_traced_memory()[1] < 2 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+    assert [len(values) for values in header.metadata.values()] == [number] * 8
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,15 @@ def test_an_entry_of_an_older_version_is_measured_again(
     [new] = set(tmp_path.iterdir()) - {tmp_path / f"{int8_check._fingerprint(EMBEDDED)}.json"}
     new.write_text(old)
     assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
+
+
+def test_a_pipe_in_the_place_of_a_result_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.005))
+    path = tmp_path / f"{int8_check._fingerprint(EMBEDDED)}-int8.json"
+    os.mkfifo(path)
+    assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
+    assert json.loads(path.read_text()) == {"ratio": 1.005}
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_bf16_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import re
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.workers.engine.helpers import TINY, generate, peaked_weights, running_engine
+from workers.engine.cpu import weight_file
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.weight_file import read, shared_model
 from workers.engine.cpu_kernels import load_kernels
@@ -112,6 +116,29 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], 
     assert read(tmp_path / name) is None
     assert texts(shared_model(tmp_path, "small", "1", load)) == expected
     assert (tmp_path / name).read_bytes() == content
+
+
+def test_a_file_with_a_right_checksum_and_no_index_is_made_again(tmp_path: Path) -> None:
+    expected = texts(shared_model(tmp_path, "small", "1", load))
+    [name] = files(tmp_path)
+    content = b"\xc1" * 20 + (0).to_bytes(8, "little")
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
+    assert texts(shared_model(tmp_path, "small", "1", load)) == expected
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert texts(shared_model(tmp_path, "small", "1", load)) == expected
+    assert (tmp_path / name).is_file()
+
+
+def test_a_lock_that_is_never_released_leaves_private_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_file, "LOCK_S", 0.1)
+    shared_model(tmp_path, "small", "1", load)
+    [lock] = tmp_path.glob("*.lock")
+    with lock.open() as held, capture_logs() as logs:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert texts(shared_model(tmp_path, "small", "1", load)) == texts(load())
+    assert [line["event"] for line in logs] == ["weights_not_shared"]
 
 
 def test_a_full_disk_leaves_private_memory_a_log_line_and_no_file(
