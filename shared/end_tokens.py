@@ -39,11 +39,7 @@ def read_end_ids(directory: Path) -> tuple[int, ...]:
 
 
 def read_start_id(directory: Path) -> int | None:
-    """`bos_token_id` of config.json: what transformers begins an empty prompt with; None if it names no id.
-
-    Raises:
-        OSError, ValueError: the file cannot be read.
-    """
+    """`bos_token_id` of config.json: what transformers begins an empty prompt with; None if it names no id."""
     path = directory / "config.json"
     found = json.loads(read_plain(path)).get("bos_token_id") if path.is_file() else None
     return found if type(found) is int and 0 <= found <= _MAX_ID else None

@@ -57,6 +57,3 @@ def open_lock(path: Path, timeout_s: float) -> BufferedReader:
                 file.close()
                 raise TimeoutError(errno.ETIMEDOUT, f"another process holds {path}") from error
             time.sleep(LOCK_POLL_S)
-        except BaseException:
-            file.close()
-            raise

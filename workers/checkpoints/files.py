@@ -29,7 +29,6 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # with the bytes of a number
 # The safetensors library takes ten times as much. 512 layers of a dozen weights have a header of a megabyte.
 MAX_HEADER_BYTES = 10_000_000
-MAX_DIMENSIONS = 8
 # Of a tokenizer, which may have more tokens than its model.
 MAX_TOKEN_ID = 4_000_000
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -388,7 +387,7 @@ class _Tensor(msgspec.Struct):
     """An entry of a safetensors header. `data_offsets`: first byte and the one after the last, in the data."""
 
     dtype: str
-    shape: Annotated[list[_Size], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=8)]
     data_offsets: tuple[_Size, _Size]
 
 

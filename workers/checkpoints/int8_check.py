@@ -34,7 +34,6 @@ PAGE = Path(__file__).parent / "page.txt"
 # int8 is rejected where it raises perplexity by more than 1 % over fp32.
 MAX_RATIO = 1.01
 WINDOW_TOKENS = 512
-MAX_RESULT_BYTES = 1000
 log = structlog.get_logger()
 
 
@@ -68,7 +67,7 @@ def cached_int8_check(directory: Path, tokenizer: Tokenizer, cache: Path | None)
     path = None if cache is None else cache / f"{_fingerprint(directory)}-int8.json"
     if path is not None:
         try:
-            return msgspec.json.decode(read_plain(path, MAX_RESULT_BYTES), type=Int8Check)
+            return msgspec.json.decode(read_plain(path), type=Int8Check)
         except (OSError, msgspec.MsgspecError):
             pass  # not measured yet, or cached in another format
     check = check_int8(lambda dtype: load_model(directory, dtype=dtype, tokenizer=tokenizer), tokenizer)

@@ -87,8 +87,7 @@ class Tokenizer:
         self.unused_ids = tuple(id_ for id_ in range(vocab_size) if bpe.id_to_token(id_) is None)
         self._special = {id_: token.content for id_, token in bpe.get_added_tokens_decoder().items() if token.special}
         self._names = _names_of(self._special.get(id_, "").encode() or data for id_, data in enumerate(self._bytes))
-        literals = [name.encode() for name in self._special.values()]
-        self.max_token_bytes = max(map(len, (*self._bytes, *literals)))
+        self.max_token_bytes = max(map(len, (*self._bytes, *map(str.encode, self._special.values()))))
 
     @classmethod
     def from_directory(cls, path: Path, vocab_size: int) -> Tokenizer:

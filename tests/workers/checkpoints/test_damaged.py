@@ -264,19 +264,14 @@ def _nested(depth: int) -> dict[str, Any]:
     return inner
 
 
+EXPRESSION = {"type": "Replace", "pattern": {"Regex": "(("}, "content": ""}
 LATE: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "end": ("config.json", lambda v: v.update(eos_token_id=10**100), "eos_token_id is no token id"),
     "end of generation": ("generation_config.json", lambda v: v.update(eos_token_id=2**31), "eos_token_id is no token"),
     "one position": ("config.json", lambda v: v.update(n_positions=1), "n_positions is below 3"),
     "two positions": ("config.json", lambda v: v.update(n_positions=2), "n_positions is below 3"),
     "dropout": ("tokenizer.json", lambda v: v["model"].update(dropout=7.5), "tokenizer is damaged"),
-    "expression": (
-        "tokenizer.json",
-        lambda v: v.update(
-            normalizer={"type": "Replace", "pattern": {"Regex": "(("}, "content": ""},
-        ),
-        "tokenizer is damaged",
-    ),
+    "expression": ("tokenizer.json", lambda v: v.update(normalizer=EXPRESSION), "tokenizer is damaged"),
     "depth": ("tokenizer.json", lambda v: v.update(normalizer=_nested(400)), "tokenizer is damaged"),
     "merge": ("tokenizer.json", lambda v: v["model"]["merges"].append(["qqq", "zzz"]), "tokenizer is damaged"),
 }
