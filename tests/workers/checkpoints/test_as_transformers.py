@@ -10,13 +10,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from gateway.pool.answers import AnswerCheck, check_tokens, max_tokenized_bytes
 from shared.errors import InvalidRequest
 from shared.protocol import Done, GenerateRequest, Sampling, Token, TokenizeResponse
 from shared.weights import weights_digest
@@ -282,6 +284,24 @@ def test_a_byte_stays_a_byte_though_it_is_added_as_a_word(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(("pattern", "content"), [("END.*", ""), (".*", ""), ("x", 40 * "y")])
+def test_a_tokenizer_that_drops_or_lengthens_text_is_no_lie(pattern: str, content: str, tmp_path: Path) -> None:
+    """The gateway takes what a worker makes of it for an answer, and the worker for a sound one."""
+    bpe = trained()
+    bpe.normalizer = normalizers.Replace(Regex(pattern), content)
+    save(tmp_path, bpe=bpe)
+    loaded = load_model(tmp_path, dtype="fp32")
+    for text in ("x", "so x it END all x"):
+        found = tokenized(tmp_path, text)
+        check_tokens(text, found)
+        assert len(msgspec.json.encode(found)) < max_tokenized_bytes(len(text))
+        for settings in ({}, {"max_prompt_tokens": 20}, {"heal": True}):
+            sampling = Sampling(max_new_tokens=4, temperature=0.0)
+            request = GenerateRequest(prompt=text, sampling=sampling, logprobs=0, **settings)
+            [done] = answers(loaded, request)
+            AnswerCheck(request, NUM_TOKENS).done(done)  # type: ignore[arg-type]
+
+
 def rewrite(directory: Path, change: Callable[[str], str]) -> None:
     weights = load_file(directory / WEIGHTS)
     save_file({change(name): tensor for name, tensor in weights.items()}, directory / WEIGHTS)
@@ -297,7 +317,7 @@ WRAPPED: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("case", "shape"), zip(WRAPPED, 2 * ["gpt2", "qwen3", "llama"], strict=True))
+@pytest.mark.parametrize(("case", "shape"), [*zip(WRAPPED, 2 * ["gpt2", "qwen3", "llama"], strict=True)])
 def test_what_wrappers_put_before_names_is_left_out(case: str, shape: str, tmp_path: Path) -> None:
     save(tmp_path / "plain", shape)
     shutil.copytree(tmp_path / "plain", tmp_path / "wrapped")
