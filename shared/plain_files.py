@@ -19,12 +19,12 @@ def open_plain(path: Path) -> BufferedReader:
     """The file at `path`, open for reading. Opening a pipe would wait for its other end, so nothing is waited for.
 
     Raises:
-        OSError: it cannot be opened, or is no plain file.
+        OSError: it cannot be opened, or is no regular file.
     """
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115 - the caller closes it
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(f"{path} is not a plain file")
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
     return file
 
 
@@ -32,11 +32,11 @@ def read_plain(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The content of the file at `path`.
 
     Raises:
-        OSError: it cannot be read, is no plain file, or is larger than `max_bytes`.
+        OSError: it cannot be read, is no regular file, or is larger than `max_bytes`.
     """
     with open_plain(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > max_bytes:
-            raise OSError(f"{path} has {size} bytes, and at most {max_bytes} are read")
+            raise OSError(errno.EFBIG, f"{path.name} has {size} bytes, and at most {max_bytes} are read")
         return file.read(max_bytes)
 
 

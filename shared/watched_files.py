@@ -7,9 +7,6 @@ and requests take the value that it read last. At a start, a read that takes too
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +18,7 @@ from typing import BinaryIO, Generic, TypeVar
 import structlog
 
 from shared.errors import StartError
+from shared.plain_files import open_plain
 
 # The files are looked at this often, so a change takes effect after this time at the latest.
 POLL_S = 1.0
@@ -120,7 +118,7 @@ def file_signature(path: Path) -> Signature | None:
 
 @contextmanager
 def open_file(path: Path, what: str, remedy: str = "correct the path") -> Iterator[BinaryIO]:
-    """Open a regular file. To open or to read a pipe or a device may take without end.
+    """Open a regular file.
 
     Args:
         what: name of the file in the error, with its path.
@@ -129,10 +127,7 @@ def open_file(path: Path, what: str, remedy: str = "correct the path") -> Iterat
         StartError: it cannot be read.
     """
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # which open refuses
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open_plain(path) as file:
             yield file
     except OSError as error:
         raise StartError(f"The {what} cannot be read ({error.strerror}): {remedy}.") from error
