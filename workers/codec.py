@@ -91,6 +91,7 @@ class Codec:
         before, after = (tokenizer.before_ids, tokenizer.after_ids) if is_prompt else ((), ())
         ends = [*starts[1:], len(text)] if ids else []
         ids, ends = [*before, *ids, *after], [*(0 for _ in before), *ends, *(len(text) for _ in after)]
+        ends[-1:] = [len(text)] if ends else []  # also of a text that the tokenizer drops
         start_id = next(iter(tokenizer.before_ids), tokenizer.start_id)
         return TokenizeResponse(
             ids=ids,

@@ -232,7 +232,7 @@ def check_tokens(text: str, found: Tokens) -> None:
     """
     if len(found.ids) != len(found.ends):
         raise InvalidAnswer("lists of different lengths")
-    if found.ends != sorted(found.ends) or (found.ends[-1] if found.ends else 0) > len(text):
+    if found.ends != sorted(found.ends) or (found.ends and found.ends[-1] != len(text)):
         raise InvalidAnswer("another text than its tokens have")
 
 
