@@ -439,8 +439,7 @@ def test_feedback_reports_a_suggestion_accepted_while_it_was_streaming(slow_edit
     length = len(slow_editor.value) - len(OPENING)
     assert length > 10
     expect(slow_editor.list).to_be_hidden()
-    # Reported once the response is complete, whose steps take longer on a busy machine.
-    until(lambda: saved_characters(slow_editor.tercet) == characters + length, 30, "the accepted characters")
+    until(lambda: saved_characters(slow_editor.tercet) == characters + length, 5, "the accepted characters")
 
 
 def test_errors_are_shown_and_the_editor_recovers(editor: Editor) -> None:
