@@ -231,13 +231,13 @@ def make_service(
         is_loaded = service.state().n_ctx > 0
         _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
 
-    int8_results = None if cache is None else cache / "int8"
+    measurements = None if cache is None else cache / "int8"
     tracing = start_tracing("tercet-worker") if settings.server.traces else NO_TRACING
     service = SlotService(
         slot,
         plan.model(slot.model),
         config,
-        int8_results,
+        measurements,
         weights=None if cache is None or not is_on_cpu else cache / "weights",
         is_only_worker=sum(other.model == slot.model for other in plan.slots) == 1,
         runners=runners,

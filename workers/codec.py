@@ -39,7 +39,7 @@ class Codec:
             n_ctx: the model's context size in tokens.
         """
         self._healing = healing
-        self._tokenizer = healing.tokenizer
+        self.tokenizer = healing.tokenizer
         self._n_ctx = n_ctx
         self._lock = threading.Lock()
         self._encoded: dict[object, _EncodedPrompt] = {}  # in the order in which they were encoded
@@ -85,7 +85,7 @@ class Codec:
             after_part: as for `Tokenizer.encode_with_starts`.
             is_prompt: with those that the tokenizer adds before and after a prompt.
         """
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         encode = partial(tokenizer.encode_with_starts, special_as_text=special_as_text)
         ids, starts = encode(text) if after_part is None else encode(text, after_part=after_part)
         before, after = (tokenizer.before_ids, tokenizer.after_ids) if is_prompt else ((), ())
@@ -107,12 +107,12 @@ class Codec:
 
     def lacks(self, ids: Sequence[int]) -> bool:
         """Whether the tokenizer has a token of `ids` and the model lacks it."""
-        return bool(ids) and max(ids) >= self._tokenizer.vocab_size
+        return bool(ids) and max(ids) >= self.tokenizer.vocab_size
 
     def prompt_end(self, request: GenerateRequest) -> str:
         """The last character of the prompt's text; empty if there is none."""
         if request.prompt_ids:
-            return self._tokenizer.text_of(request.prompt_ids[-1])[-1:]
+            return self.tokenizer.text_of(request.prompt_ids[-1])[-1:]
         return (request.prompt or "")[-1:]
 
     def character_logprob(self, ids: Sequence[int], logprobs: Sequence[float], lowest: float) -> float:
@@ -123,7 +123,7 @@ class Codec:
             lowest: of a character: one that is less likely counts as this.
         """
         index = CharacterIndex()
-        begins = [index.feed(self._tokenizer.prompt_bytes(id_)) for id_ in ids]
+        begins = [index.feed(self.tokenizer.prompt_bytes(id_)) for id_ in ids]
         total = pending = 0.0  # pending: of tokens that are parts of a character
         for begin, end, logprob in zip(begins, [*begins[1:], index.num_chars], logprobs, strict=True):
             pending += logprob
@@ -135,10 +135,10 @@ class Codec:
     def token_stream(self, request: GenerateRequest, engine_request: EngineRequest) -> TokenStream:
         """The converter for one streamed sequence, token by token."""
         return TokenStream(
-            self._tokenizer,
+            self.tokenizer,
             self._detokenizer(engine_request),
             num_forced_bytes=len(engine_request.forced_prefix),
-            begins=None if request.logprobs is None else TokenBegins(self._tokenizer, engine_request),
+            begins=None if request.logprobs is None else TokenBegins(self.tokenizer, engine_request),
         )
 
     def last_line(
@@ -159,7 +159,7 @@ class Codec:
             tops = chain(scores["tops"], (top or [] for top in echo.get("prompt_tops") or []))
             others = (top.token_id for top in chain.from_iterable(tops))
             ids = chain(output.token_ids, echo.get("prompt_ids", ()), others)
-            scores["names"] = self._tokenizer.names_of(ids) or None
+            scores["names"] = self.tokenizer.names_of(ids) or None
         return Done(
             text="".join([*deltas, rest]),
             token_ids=list(output.token_ids),
@@ -179,7 +179,7 @@ class Codec:
 
     def _scores(self, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
         """The fields of `Done` that describe the generated tokens."""
-        tokenizer, begins = self._tokenizer, TokenBegins(self._tokenizer, request)
+        tokenizer, begins = self.tokenizer, TokenBegins(self.tokenizer, request)
         return {
             "token_texts": [tokenizer.text_of(token) for token in output.token_ids],
             "begins": [begins.feed(token) for token in output.token_ids],
@@ -188,7 +188,7 @@ class Codec:
 
     def _echo(self, sent: GenerateRequest, request: EngineRequest, output: SequenceOutput) -> dict[str, Any]:
         """The fields of `Done` that describe the prompt."""
-        tokenizer, ids = self._tokenizer, request.prompt_ids
+        tokenizer, ids = self.tokenizer, request.prompt_ids
         parts = [tokenizer.prompt_bytes(token) for token in ids]
         if sent.prompt is not None:  # what was added to a text is no part of it
             num_after = 0 if request.forced_prefix else len(tokenizer.after_ids)
@@ -209,13 +209,13 @@ class Codec:
         return fields
 
     def _tops(self, tops: Iterable[TopLogprobs]) -> list[list[Top]]:
-        text_of = self._tokenizer.text_of
+        text_of = self.tokenizer.text_of
         return [[Top(token, text_of(token), logprob) for token, logprob in top] for top in tops]
 
     def _detokenizer(self, request: EngineRequest) -> Detokenizer:
         sampling = request.sampling
         return Detokenizer(
-            self._tokenizer,
+            self.tokenizer,
             sampling.stop,
             single_line=sampling.single_line,
             num_forced_bytes=len(request.forced_prefix),
@@ -240,7 +240,7 @@ class Codec:
     def _encode(
         self, text: str, max_tokens: int | None, num_new: int, is_healed: bool, special_as_text: bool
     ) -> _EncodedPrompt:
-        tokenizer, typed = self._tokenizer, b""
+        tokenizer, typed = self.tokenizer, b""
         if is_healed:
             begin = 0 if special_as_text else tokenizer.special_end(text)
             rest, typed = self._healing.split(text[begin:])
@@ -266,7 +266,7 @@ class Codec:
         if self.lacks(ids):
             raise InvalidRequest(
                 f"The prompt has a token that the model lacks: its tokenizer gives the id {max(ids)}, and the model's "
-                f"ids end at {self._tokenizer.vocab_size - 1}. Leave that text out."
+                f"ids end at {self.tokenizer.vocab_size - 1}. Leave that text out."
             )
         return ids
 

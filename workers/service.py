@@ -38,7 +38,9 @@ from shared.tracing import NO_TRACING, Tracing
 from shared.version import tercet_version
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import cached_int8_check
+from workers.checkpoints.typography_check import measured_typography
 from workers.codec import Codec
+from workers.engine.core import ScoreFn
 from workers.engine.cpu.weight_file import shared_model
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
@@ -58,7 +60,9 @@ from workers.engine.result_stream import ResultStream
 from workers.gap_filler import GapBranch, GapFiller
 from workers.predictor import PredictedBranch, Predictor
 from workers.prompt_score import ScoredBranch, scored
+from workers.respelling import RespelledBranch, plain_request
 from workers.text.tokenizer import Tokenizer
+from workers.text.typography import Typography
 from workers.tokenizing import Tokenization, TokenizingTurn
 
 STATE_PERIOD_S = 0.5
@@ -82,7 +86,7 @@ class SlotService:
         slot: Slot,
         model: Model,
         config: EngineConfig,
-        int8_results: Path | None,
+        measurements: Path | None,
         *,
         weights: Path | None = None,
         is_only_worker: bool = True,
@@ -94,8 +98,7 @@ class SlotService:
         """Loads nothing and starts no thread.
 
         Args:
-            int8_results: the directory in which `workers.checkpoints.int8_check` caches its results;
-                None caches none.
+            measurements: the directory in which `workers.checkpoints.measured` keeps its results; None keeps none.
             weights: the directory of the file with which workers of this model share int8 weights on a CPU; None keeps
                 them in private memory.
             is_only_worker: no other worker has this model.
@@ -108,7 +111,7 @@ class SlotService:
         self.slot = slot
         self._model = model
         self._config = config
-        self._int8_results = int8_results
+        self._measurements = measurements
         self._weights, self._is_only_worker = weights, is_only_worker
         self._tracing = tracing
         self._accepted_delay_s = accepted_delay_s
@@ -126,7 +129,15 @@ class SlotService:
         self._memory_bytes = 0
         self._memory_read_at = float("-inf")
         self._memory_is_of_warm = False
-        self._engine = Engine(config, self._load, runners=runners, on_change=self._announce, on_fatal=on_fatal)
+        self._typography = Typography()
+        self._engine = Engine(
+            config,
+            self._load,
+            runners=runners,
+            on_warm_up=self._measure,
+            on_change=self._announce,
+            on_fatal=on_fatal,
+        )
         self._predictor = Predictor(self._engine)
         self._tokenizing = TokenizingTurn(lambda: self._engine.status().is_busy)
 
@@ -168,12 +179,13 @@ class SlotService:
         """
         started_at, now = time.time(), time.monotonic()
         codec = self._loaded_codec()
+        plain = plain_request(request, self._typography)
         try:
-            branch = self._branch(request, codec, started_at, now)
+            own = self._branch(plain, codec, started_at, now)
             try:
-                return scored(branch, request, self._engine, codec, now) or branch
+                branch = scored(own, plain, self._engine, codec, now) or own
             except EngineNotReady:
-                branch.cancel()
+                own.cancel()
                 raise
         except EngineFull as error:
             raise SlotFull(str(error)) from error
@@ -184,6 +196,10 @@ class SlotService:
             raise PromptTooLong(f"Too many tokens: {error}; {remedy}.") from error
         except InvalidPrompt as error:
             raise InvalidRequest(str(error)) from error
+        if plain is request:
+            return branch
+        before = request.prompt or ""
+        return RespelledBranch(branch, self._typography.spelling(before + request.suffix), before)
 
     def _branch(
         self, request: GenerateRequest, codec: Codec, started_at: float, now: float
@@ -391,6 +407,12 @@ class SlotService:
         )
         return loaded
 
+    def _measure(self, score: ScoreFn) -> None:
+        """Before the engine serves, in its thread: what has to be known of the model."""
+        if self._model.source != "synthetic":  # random weights know nothing
+            directory, tokenizer = Path(self._model.directory), self._loaded_codec().tokenizer
+            self._typography = measured_typography(directory, tokenizer, score, self._measurements)
+
     def _weights_revision(self, tokenizer: Tokenizer) -> str:
         """What the weights are made from: the checkpoint's weights, `config.json`, and the ids without a token."""
         if self._model.source == "synthetic":
@@ -416,7 +438,7 @@ class SlotService:
         # quality to lose.
         if not is_open or self._model.source in {"embedded", "synthetic"}:
             return self._config.dtype
-        check = cached_int8_check(Path(self._model.directory), tokenizer, self._int8_results)
+        check = cached_int8_check(Path(self._model.directory), tokenizer, self._measurements)
         dtype, bf16_problem = check.choose_dtype()
         if dtype != "int8":
             ratio = round(check.ratio, 4)
@@ -469,7 +491,7 @@ class Branch:
         self.on_finish(self.results.result())
 
 
-AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch | ScoredBranch
+AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch | ScoredBranch | RespelledBranch
 
 
 def _to_wall_clock(monotonic_s: float | None) -> float | None:

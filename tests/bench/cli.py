@@ -41,6 +41,7 @@ from tests.bench.quality.typist import (
     RULES,
     TypistBench,
     TypistOptions,
+    in_typographic_marks,
     read_kind,
     savings_table,
     usage_table,
@@ -241,6 +242,9 @@ def bench_typist(
             "Novels are passages of FILES or of the corpus; the others come with the benchmark and are typed whole."
         ),
     ] = None,
+    typographic: Annotated[
+        bool, typer.Option("--typographic", help="Type the texts with “ ” ‘ ’ — … in place of plain marks.")
+    ] = False,
     openings: Annotated[
         bool, typer.Option("--openings", help="Instead: fifty suggestions for everyday openings, for a person to read.")
     ] = False,
@@ -311,6 +315,8 @@ def bench_typist(
         chosen = [replace(passage, file="novels") for passage in books] if kinds else books
     for folder in (name for name in kinds if name != "novels"):
         chosen += read_kind(folder, passages, words, rng)
+    if typographic:
+        chosen = [in_typographic_marks(passage) for passage in chosen]
     with _run("typist", replace(all_options[0], models=models)) as result:
         for options in all_options:
             TypistBench(options, typist, chosen, err).run(result)

@@ -32,7 +32,7 @@ def make_service(
     source: str = "embedded",
     revision: str = "",
     dtype: str = "fp32",
-    cache: Path = Path("unused"),
+    cache: Path | None = None,
     max_batch: int = 4,
     step_delay_s: float = 0.0,
     accepted_delay_s: float = ACCEPTED_DELAY_S,

@@ -9,16 +9,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.failures import EngineFailure, InvalidOutput, SequenceFailure
+from workers.engine.request import EngineRequest, SamplingParams
+from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 
 # A decode step may end this long after a sequence's deadline: callers set the deadline earlier than their own.
 DEADLINE_TOLERANCE_S = 0.01
+SCORED_WINDOW_TOKENS = 512
+# The log-probabilities of a text's tokens, as `prompt_logprobs` gives them.
+ScoreFn: TypeAlias = Callable[[Items[int]], list[float]]
 
 
 class Runner(Protocol):
@@ -161,3 +167,25 @@ class EngineCore:
         self.scheduler.remove(sequence)
         self._on_finish(sequence)
         sequence.result_stream.deliver(sequence.output(reason, time.monotonic(), failure))
+
+
+def prompt_logprobs(runner: Runner, n_ctx: int, token_ids: Items[int]) -> list[float]:
+    """The log-probability of each token of a text given those before it in its window, except each window's first.
+
+    Computed as for requests that are served, by a runner that serves none yet. Windows do not overlap.
+
+    Args:
+        n_ctx: the model's context size in tokens.
+    """
+    window = max(1, min(SCORED_WINDOW_TOKENS, n_ctx - 1))
+    logprobs: list[float | None] = []
+    for first in range(0, len(token_ids) - 1, window):
+        ids = tuple(token_ids[first : first + window])
+        core = EngineCore(Scheduler(runner.num_entries, 1), runner, eos_ids=())
+        request = EngineRequest(ids, SamplingParams(max_new_tokens=1), seed=0, echo_logprobs=True)
+        stream = ResultStream()
+        core.scheduler.add(Sequence(request, stream, start_id=0, healing=None))
+        while core.scheduler.sequences:
+            core.step()
+        logprobs += stream.result().prompt_logprobs
+    return [logprob for logprob in logprobs if logprob is not None]

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
 
-from workers.engine.core import EngineCore, Runner
+from workers.engine.core import EngineCore, Runner, ScoreFn, prompt_logprobs
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.failure_policy import StepFailures, load_hang, load_pauses
@@ -121,6 +122,7 @@ class Engine:
         load: Callable[[ProgressFn], LoadedModel],
         *,
         runners: RunnerFactory = DEVICE_RUNNERS,
+        on_warm_up: Callable[[ScoreFn], None] = lambda _: None,
         on_change: Callable[[], None] = lambda: None,
         on_fatal: Callable[[EngineFailure], None],
     ) -> None:
@@ -128,12 +130,14 @@ class Engine:
         Args:
             load: makes the model; called in the engine's thread, and again after a pause if it raises. Nothing that
                 an attempt has made may be referenced when the next begins.
+            on_warm_up: called in the engine's thread before the engine serves; may measure the model.
             on_change: called in the engine's thread when the state or the progress changes.
             on_fatal: called once, from any thread, with a failure after which the engine serves no more requests.
         """
         self._config = config
         self._load = load
         self._runners = runners
+        self._on_warm_up = on_warm_up
         self._on_change = on_change
         self._on_fatal = on_fatal
         self._lock = threading.Condition()
@@ -320,6 +324,7 @@ class Engine:
                 kernels = runner.kernels if isinstance(runner, CudaRunner) else ""
                 max_entry_tokens = runner.max_entry_tokens if isinstance(runner, CpuRunner) else None
                 self._warm_up(runner)
+                self._on_warm_up(partial(prompt_logprobs, runner, loaded.config.n_positions))
         except BaseException as error:  # any kind of broken file; a panic in Rust is no Exception
             failure = load_failure(error, self._config.device)
             if not failure.is_recoverable:

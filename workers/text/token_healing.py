@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from workers.text.tokenizer import Tokenizer
+from workers.text.typography import SPACES
 
 # A longer word (in a text without spaces) has only its last tokens healed.
 MAX_FORCED_BYTES = 32
@@ -95,6 +96,7 @@ class TokenHealing:
     def split(self, text: str) -> tuple[str, bytes]:
         """`text` before its last word, and that word as UTF-8 bytes, with the space before it: the forced prefix.
 
+        Spaces at the end become plain ones: after others, models write a second one.
         A word is what the pre-tokenizer never joins with what precedes it: letters, digits, marks or white space.
         If the text is a single word, its first token stays in the prompt. Of a word longer than MAX_FORCED_BYTES only
         the last tokens are forced. A word with a byte that is no token of its own is not healed: tokens that begin it
@@ -102,6 +104,8 @@ class TokenHealing:
         """
         if not text:
             return text, b""
+        stem = text.rstrip(f" {SPACES}")
+        text = stem + " " * (len(text) - len(stem))
         end = text[-_MAX_WORD_CHARS:].encode("utf-8", "replace").decode()
         start = self.tokenizer.last_word_start(end)
         word = end[start:]

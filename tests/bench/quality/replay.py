@@ -1,4 +1,4 @@
-"""Records the answers to 200 seeded requests of every kind, or compares them with a record.
+"""Records the answers to 200 seeded requests of every kind, in plain ASCII, or compares them with a record.
 
 A change that must not alter texts is checked with it: record with one version, compare with the other, on one machine.
 Times, slots and cache hits are left out; every other byte of an answer must be the same. Knows the HTTP contract only,
@@ -70,7 +70,7 @@ def _context(prose: str, index: int) -> str:
     start = 97 * index % max(1, len(prose) - length)
     text = prose[start : start + length]
     end = text.rfind(" ") + _CUTS[index % len(_CUTS)]
-    suffix = ("", "", "\n\n", " — “", "é ", "")[index % 6] if index % 7 == 0 else ""
+    suffix = ("", "", "\n\n", ' -- "', "e ", "")[index % 6] if index % 7 == 0 else ""
     return text[: max(1, end)] + suffix
 
 

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_
 from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature, write_by_pause
 from tests.bench.rounds import percentile
 from tests.bench.run import BenchDocument, Options
+from workers.text.typography import TYPOGRAPHIC, Speller
 
 RULES = ("literature", "page", "pause")
 # Kinds of text: the held-out books, and the folders of texts that are typed whole; their sources are beside them.
@@ -160,6 +161,17 @@ def read_kind(kind: str, num_texts: int | None, num_words: int | None, rng: rand
     chosen = texts if num_texts is None else rng.sample(texts, min(num_texts, len(texts)))
     ends = ([word.end() for word in re.finditer(r"\S+", text)] for text in chosen)
     return [Passage(kind, text, 0, own[:num_words][-1]) for text, own in zip(chosen, ends, strict=True)]
+
+
+def in_typographic_marks(passage: Passage) -> Passage:
+    """The same passage as phones and word processors write it: “ ” ‘ ’ — … in place of plain marks."""
+
+    def written(text: str) -> str:
+        speller = Speller(TYPOGRAPHIC, "")
+        return speller.feed(text) + speller.finish()
+
+    text, start, end = passage.text, passage.start, passage.end
+    return replace(passage, text=written(text), start=len(written(text[:start])), end=len(written(text[:end])))
 
 
 def savings_table(rows: Sequence[SavingsRow]) -> Table:

@@ -18,6 +18,7 @@ from tests.cpus import ZEN_3, pretend
 from tests.workers.helpers import EMBEDDED, run_python
 from workers.checkpoints import int8_check
 from workers.checkpoints.int8_check import PAGE, Int8Check, cached_int8_check, check_int8, perplexity
+from workers.checkpoints.measured import _fingerprint
 from workers.engine.cpu.linear import LinearMaker
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.failures import LoadFailure
@@ -103,16 +104,16 @@ def test_an_entry_of_an_older_version_is_measured_again(
     """5f94f10 stored the dtype as well, in a file without the kernels' name, on a CPU that might not compute in it."""
     monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.005))
     old = json.dumps({"dtype": dtype, "ratio": 3.0})
-    (tmp_path / f"{int8_check._fingerprint(EMBEDDED)}.json").write_text(old)
+    (tmp_path / f"{_fingerprint(EMBEDDED)}.json").write_text(old)
     assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
-    [new] = set(tmp_path.iterdir()) - {tmp_path / f"{int8_check._fingerprint(EMBEDDED)}.json"}
+    [new] = set(tmp_path.iterdir()) - {tmp_path / f"{_fingerprint(EMBEDDED)}.json"}
     new.write_text(old)
     assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
 
 
 def test_a_pipe_in_the_place_of_a_result_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.005))
-    path = tmp_path / f"{int8_check._fingerprint(EMBEDDED)}-int8.json"
+    path = tmp_path / f"{_fingerprint(EMBEDDED)}-int8.json"
     os.mkfifo(path)
     assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
     assert json.loads(path.read_text()) == {"ratio": 1.005}
