@@ -23,8 +23,8 @@ PLAIN = {
     **dict.fromkeys("\xad\u200b\u2060\ufeff", ""),  # soft hyphen, and characters without width
     **dict.fromkeys(("\r\n", "\r", "\u2028", "\u2029"), "\n"),
 }
-# Quotation marks in pairs, the usual first: each mark may open one and close another.
-_PAIRS = ("“”", "„“", "«»", "»«", "‟”", "‘’", "‚‘", "‹›", "›‹", "‛’")
+# The mark that closes what each opens. The first of a text opens, so an English ” is none of these.
+_CLOSING = {"“": "”", "„": "“", "‟": "”", "«": "»", "»": "«", "‘": "’", "‚": "‘", "‛": "’", "‹": "›", "›": "‹"}
 _OPENS_AFTER = re.compile(r"[\s(\[{\-–—\"'“„«‘‚‹]|$")
 _CLOSES_BEFORE = re.compile(r"[\s.,;:!?…)\]}\"'\-–—]|$")
 _ELISION = re.compile(r"'(?:tis|twas|tween|em|til|cause|cos|bout|round|neath|n|\d\ds?)\b", re.IGNORECASE)
@@ -90,17 +90,13 @@ class Typography:
         return Spelling(double, single, apostrophe, dash, ellipsis, line_end)
 
     def _quotes(self, text: str, plain: str) -> str:
-        """The opening and the closing mark that `text` used last; empty if it used none."""
+        """The opening and the closing mark that `text` uses; empty if it uses none."""
         last = self._last(text, plain)
         if last in ("", plain):
             return 2 * last
-        marks = "".join(mark for mark in self._unknown if PLAIN[mark] == plain)
-        opening = re.findall(rf"(?:^|[\s(\[{{\-–—{plain}“„«])([{marks}])(?=\S)", text)[-1:]
-        closing = re.findall(rf"\S([{marks}])(?!\w)", text)[-1:]
-        if opening and closing:
-            return "".join(opening + closing)
-        pairs = [pair for pair in _PAIRS if {*pair} & {*marks} & {*text}]
-        return next((pair for pair in pairs if opening in ([], [pair[0]]) and closing in ([], [pair[1]])), pairs[0])
+        usual = TYPOGRAPHIC.double if plain == '"' else TYPOGRAPHIC.single
+        opening = next((mark for mark in text if mark in _CLOSING and PLAIN[mark] == plain), usual[0])
+        return opening + _CLOSING[opening]
 
     def _last(self, text: str, plain: str) -> str:
         """Of `plain` and the marks that mean it, the one that `text` used last; empty if it used none."""
