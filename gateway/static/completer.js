@@ -10,7 +10,7 @@ import { FeedbackReports } from "./feedback_reports.js";
 import { ListTiming } from "./list_timing.js";
 import { ShownSuggestions } from "./shown_suggestions.js";
 import { DEFAULT_NUM_SUGGESTIONS, SuggestionSession } from "./suggestion_session.js";
-import { firstWord, isSameText, trimContext, trimSuffix, typedSince } from "./text.js";
+import { firstWord, hasTextAfter, isSameText, replacesSpace, trimContext, trimSuffix, typedSince } from "./text.js";
 
 /** @typedef {import("./client.js").RequestFields} RequestFields */
 /** @typedef {import("./client.js").Sentence} Sentence */
@@ -60,9 +60,6 @@ export function isInputMethods({ isComposing, keyCode }) {
  */
 const MIN_VISIBLE_MS = 200;
 
-/** Typed after a word, these take the place of the space that came with it. */
-const REPLACES_SPACE = /^(?:[.,;:!?…)\]}”’]|\n)/u;
-
 /** A text that ends with white space, or in a script that puts no spaces between words. */
 const ENDS_WITHOUT_SPACE = /(?:\s|[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}\p{sc=Lao}\p{sc=Khmer}\p{sc=Myanmar}])$/u;
 
@@ -72,6 +69,9 @@ const ENDS_WITHOUT_SPACE = /(?:\s|[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc
  */
 const ENDS_CONVERTED =
   /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}\p{sc=Bopomofo}\u3001-\u303F\u30FC\uFF01-\uFF9F]\S*$/u;
+
+/** A dash takes the place of the space that came with a word, until another space is typed: word – word, word—word. */
+const DASH = /^\p{Pd}$/u;
 
 /** Of the text before the caret, enough to hold its last word. */
 const MAX_WORD_CHARS = 100;
@@ -141,7 +141,7 @@ export class Completer {
   #convertsLetters = false;
   /** The input method's last key is one of a keyboard; the keys of a touch screen have no place on one. */
   #composesByKeyboard = false;
-  /** The text before the caret if it ends with a space that came with a suggestion. @type {TextBefore|null} */
+  /** The text before the caret if it ends with a space that came with a suggestion, or a dash in its place. @type {TextBefore|null} */
   #beforeWithSpace = null;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #pauseTimer;
@@ -160,8 +160,8 @@ export class Completer {
    * @param {() => number} [editor.position]  Returns the caret's position in the document, in UTF-16 code units. Default:
    *   the length of `context()`.
    * @param {() => string} [editor.after]  Returns the text after the caret, at least to the end of its line or 1,000
-   *   characters of it. Before text on the same line nothing is suggested unasked, and what is asked for fits before it.
-   *   Default: none.
+   *   characters of it. Before text on the same line (`hasTextAfter` in text.js) nothing is suggested unasked, and what is
+   *   asked for fits before it. Default: none.
    * @param {(text: string, numReplaced: number) => void} editor.insert  Inserts text at the caret, in place of the
    *   `numReplaced` characters before it (0 or 1), as one undo step. May call `changed` synchronously.
    * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
@@ -216,17 +216,24 @@ export class Completer {
   }
 
   /**
-   * The writer is about to type this text. The space that accepting a word inserted is removed before punctuation, and
-   * takes the place of a typed space.
+   * The writer is about to type this text. The space that accepting a word inserted gives way to marks that follow a word
+   * (`replacesSpace` in text.js), and takes the place of a typed space.
    * @param {string} text  "\n" for a line break.
    * @returns {boolean}  True if the text was handled; the editor must not insert it.
    */
   type(text) {
-    if (!this.#beforeWithSpace || !isSameText(this.#beforeWithSpace, this.#getBefore())) return false;
+    const before = this.#getBefore();
+    if (!this.#beforeWithSpace || !isSameText(this.#beforeWithSpace, before)) return false;
     this.#beforeWithSpace = null;
+    const last = before.text.slice(-1);
+    if (DASH.test(last)) {
+      if (text === " ") this.#insert(` ${last} `, 1);
+      return text === " ";
+    }
     if (text === " ") return true;
-    if (!REPLACES_SPACE.test(text)) return false;
+    if (!replacesSpace(before.text, text)) return false;
     this.#insert(text, 1);
+    if (DASH.test(text)) this.#beforeWithSpace = this.#getBefore();
     return true;
   }
 
@@ -335,7 +342,7 @@ export class Completer {
       this.accept();
       return;
     }
-    const isSpaceNext = this.#insertsSpace && rest[word.length] === " ";
+    const isSpaceNext = this.#insertsSpace && rest[word.length] === " " && !this.#isFollowedAfter(word);
     const text = isSpaceNext ? `${word} ` : word;
     this.#recordAcceptance(chosen, text);
     this.#insertText(text);
@@ -475,9 +482,8 @@ export class Completer {
   // ---- requests ----
 
   #requestUnasked() {
-    const isLineEnd = !this.#getAfter().split("\n", 1)[0]?.trim();
     const nowMs = performance.now();
-    if (!isLineEnd || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
+    if (hasTextAfter(this.#getAfter()) || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
     if (nowMs < this.#retryAtMs) {
       this.#beforeRetry = this.#lastBefore;
       return;
@@ -592,8 +598,9 @@ export class Completer {
     // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
     const request = {
       seed: randomSeed(), ...(isChecked && { familiar_only: true }), ...this.#getRequestFields(), ...fields, context: trimContext(before),
+      ...(suffix && { suffix }),
       // Predictions are more often what is missing before a text than ideas are.
-      ...(suffix && { suffix, strategy: "predict" }),
+      ...(hasTextAfter(after) && { strategy: "predict" }),
     };
     const session = new SuggestionSession(before, after, request, isExplicit);
     this.#inFlight = this.#latest = session;
@@ -734,8 +741,13 @@ export class Completer {
 
   /** Whether a space comes with an accepted text. @param {string} text */
   #needsSpaceAfter(text) {
-    const after = this.#getAfter();
-    return this.#insertsSpace && !ENDS_WITHOUT_SPACE.test(text) && !/^(?:[^\S\n]|[.,;:!?…)\]}”’])/u.test(after);
+    return this.#insertsSpace && !ENDS_WITHOUT_SPACE.test(text) && !this.#isFollowedAfter(text);
+  }
+
+  /** Whether what is on the line after the caret follows a word without a space. @param {string} word  Accepted. */
+  #isFollowedAfter(word) {
+    const [line = ""] = this.#getAfter().split("\n", 1);
+    return line !== "" && (!hasTextAfter(line) || replacesSpace(this.#getBefore().text + word, line));
   }
 
   /** @param {string} text */
@@ -749,7 +761,8 @@ export class Completer {
     const { chosen, candidates } = this.#shown;
     const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
     const isMore = candidates.length > Number(this.#drawsGhost);
-    const mayOpen = isMore && !this.#getAfter().trim(); // a list would hide the text that follows
+    const [line = "", ...below] = this.#getAfter().split("\n");
+    const mayOpen = isMore && !hasTextAfter(line) && !below.join("").trim(); // a list would hide the text that follows
     this.#list.update(candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
     const nowMs = performance.now();
     if (this.#ghost && this.#ghost !== chosen) {

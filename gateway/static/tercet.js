@@ -8,4 +8,5 @@
 
 export { Client, Problem } from "./client.js";
 export { Completer } from "./completer.js";
+export { hasTextAfter, replacesSpace } from "./text.js";
 export { attachTextarea, insertText, textBefore } from "./textarea.js";

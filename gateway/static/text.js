@@ -1,4 +1,5 @@
-// Pure functions on text: the part of a document that is sent to the server, and the next word of a suggestion.
+// Pure functions on text: the part of a document that is sent to the server, the next word of a suggestion, and the marks
+// that follow a word.
 
 /** The server reads only the last few hundred tokens of a document, so the client does not send more than this. */
 const MAX_CONTEXT_CHARS = 8192;
@@ -14,6 +15,26 @@ const TRIM_STEP_CHARS = 4096;
 
 /** How much of the text before a suggestion is compared, to see that the suggestion is still where it was requested. */
 const NUM_COMPARED_CHARS = 256;
+
+/** Inside a regular expression's brackets: marks that stand after a word, or another mark, without a space. */
+const FOLLOWING = String.raw`\p{Terminal_Punctuation}\p{Pe}\p{Pf}\p{Pd}…>%‰°′″ªº¹²³™®†‡·/⁄`;
+const FOLLOWS = new RegExp(`^[${FOLLOWING}\\s]`, "u");
+
+/**
+ * Marks that open and close, with what closes them in some language: „…“, “…”, ”…”, »…«, «…», »…». Whether one of them opens
+ * or closes depends on what is open.
+ * @type {Record<string, string>}
+ */
+const CLOSERS = {
+  '"': '"', "“": "”", "„": "“”\"", "”": "”", "'": "'", "‘": "’", "‚": "‘’'", "’": "’", "«": "»", "»": "«»", "‹": "›", "›": "‹›",
+  "*": "*", "_": "_", "~": "~", "=": "=", "`": "`", "$": "$",
+};
+const EMPHASIS = /[*_~=`$]/g;
+
+/** One of these marks, or a run such as `**`, with what is before and after it. */
+const PAIRED = /(?<=(.?))(([*_~=`$])\3*|["“„”'‘‚’«»‹›])(?=(.?))/gsu;
+
+const NO_TEXT = new RegExp(`^[${FOLLOWING}${Object.keys(CLOSERS).join("")}\\s]*$`, "u");
 
 /**
  * The text before the caret, or its end.
@@ -91,15 +112,65 @@ export function firstClause(text) {
 /**
  * The text after the caret, as sent to the server: the rest of its line, before which a suggestion has to fit.
  * @param {string} after  Text after the caret, at least to the end of its line.
- * @returns {string}  At most `MAX_SUFFIX_CHARS` UTF-16 code units; empty if the rest of the line is blank.
+ * @returns {string}  At most `MAX_SUFFIX_CHARS` UTF-16 code units; empty if the rest of the line is blank, or only ends an
+ *   emphasis, before which models know no words.
  */
 export function trimSuffix(after) {
   const [line = ""] = after.split("\n", 1);
-  const end = line.slice(0, MAX_SUFFIX_CHARS).replace(/[\ud800-\udbff]$/, ""); // do not split a surrogate pair
+  const read = hasTextAfter(line) ? line : line.replace(EMPHASIS, "");
+  const end = read.slice(0, MAX_SUFFIX_CHARS).replace(/[\ud800-\udbff]$/, ""); // do not split a surrogate pair
   return end.trim() ? end : "";
+}
+
+/**
+ * Whether text follows the caret on its line: more than closing brackets, quotation marks, marks of emphasis and
+ * punctuation, which many editors insert by themselves.
+ * @param {string} after  Text after the caret, at least to the end of its line.
+ */
+export function hasTextAfter(after) {
+  return !NO_TEXT.test(after.split("\n", 1)[0] ?? "");
+}
+
+/**
+ * Whether a text takes the place of a space that came with a word: it begins with white space or a mark that follows words
+ * without a space. A mark that opens and closes does if it closes one that is open in the paragraph; an apostrophe does after a
+ * letter.
+ * @param {string} before  Text before the caret, with or without the space.
+ * @param {string} text  What is typed, or follows.
+ */
+export function replacesSpace(before, text) {
+  const [mark = ""] = text;
+  if (!Object.values(CLOSERS).some((closers) => closers.includes(mark))) return FOLLOWS.test(mark);
+  const word = before.replace(/[^\S\n]+$/, "");
+  if (/['’]/.test(mark) && /[\p{L}\p{N}]$/u.test(word)) return true;
+  const { open, opened } = openMarks(word.slice(word.lastIndexOf("\n") + 1));
+  return open.some((opening) => CLOSERS[opening]?.includes(mark)) || (FOLLOWS.test(mark) && !opened.has(mark));
+}
+
+/**
+ * The marks that a paragraph opens: those that it does not close, and all of them.
+ * @param {string} paragraph
+ */
+function openMarks(paragraph) {
+  /** @type {string[]} */
+  let open = [];
+  const opened = new Set();
+  for (const [, before = "", run = "", emphasis, after = ""] of paragraph.matchAll(PAIRED)) {
+    const mark = emphasis ?? run;
+    const isAfterWord = /[\p{L}\p{N}]/u.test(before);
+    if (isAfterWord && /['’_*]/.test(mark) && /[\p{L}\p{N}]/u.test(after)) continue; // don't, snake_case
+    const opening = open.findLastIndex((each) => CLOSERS[each]?.includes(mark));
+    if (opening >= 0 && !(emphasis && /^\s?$/.test(before))) {
+      open = open.slice(0, opening);
+    } else if (!isAfterWord && mark in CLOSERS && !(emphasis && /^\s?$/.test(after)) && !(mark === "$" && /\d/.test(after))) {
+      open.push(mark);
+      opened.add(mark);
+    }
+  }
+  return { open, opened };
 }
 
 /** Whether the caret is inside a word. @param {string} before @param {string} after */
 export function isInsideWord(before, after) {
-  return /[\p{L}\p{N}]$/u.test(before.slice(-2)) && /^[\p{L}\p{N}'’]/u.test(after);
+  return /[\p{L}\p{N}]$/u.test(before.slice(-2)) && /^['’]?[\p{L}\p{N}]/u.test(after);
 }

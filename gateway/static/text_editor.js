@@ -8,6 +8,7 @@ import { Compartment, Transaction } from "@codemirror/state";
 import { Decoration, EditorView, keymap, placeholder, ViewPlugin } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { parser } from "@lezer/markdown";
+import { hasTextAfter } from "./text.js";
 
 /** @typedef {import("@codemirror/state").Extension} Extension */
 /** @typedef {import("@codemirror/view").ViewUpdate} ViewUpdate */
@@ -121,8 +122,8 @@ export class TextEditor {
   get textAfter() {
     const { head } = this.view.state.selection.main;
     const after = this.view.state.sliceDoc(head, head + 1000);
-    if (!after.trim()) return "none";
-    return after.split("\n", 1)[0].trim() ? "line" : "below";
+    if (hasTextAfter(after)) return "line";
+    return after.includes("\n") && after.slice(after.indexOf("\n")).trim() ? "below" : "none";
   }
 
   /**

@@ -1,0 +1,117 @@
+"""Marks around a word: what takes the place of the space that comes with it, and suggestions before closing marks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.driver import MIN_VISIBLE_MS, Editor
+from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
+from tests.e2e.harness import until
+
+__all__ = ["bundles", "open_editor"]  # fixtures
+
+# What is before the accepted word, and the marks that are typed after it.
+REPLACING = {
+    "The": "'’-–—.,;:!?…)]}>»›”%‰°/\n",
+    'He said, "the': '"',
+    "„Der ‚kleine": "“‘",
+    "Er sagte: »der": "«",
+    "”Den": "”",
+    "**The *very _old ~good =new `x": "*_~=`",
+    "Let $x + y": "$",
+}
+OPENING_MARKS = {
+    "The": '"“„‘‚«([{*_~=`$@&¿',
+    '"No," he said, and the': '"',
+    '"A line that ends\nThe': '"',
+    "* an item, 2 * 3 * 4 of the": "*",
+    "”Nej”, sa den": "”",
+    "»Nein«, sagte der": "»",
+    "It costs $5 and the": "$",
+}
+
+
+def answer_with(page: Page, value: str) -> None:
+    """Let the server answer every request with one sentence, so that what is accepted is known."""
+    answer = {"id": "1", "sentences": [{"value": value, "seed": 1}]}
+    events = f"event: sentence\ndata: {json.dumps({'value': value, 'seed': 1, 'branch': 0})}\n\n"
+    stream = f"{events}event: done\ndata: {json.dumps(answer)}\n\n"
+
+    def fulfill(route: Route) -> None:
+        body = json.loads(route.request.post_data or "{}")
+        is_streamed = body.get("stream", False)
+        headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "*"}
+        kind = "text/event-stream" if is_streamed else "application/json"
+        known = answer if is_streamed or "strategy" in body else {"id": "1", "sentences": []}  # no idea
+        route.fulfill(body=stream if is_streamed else json.dumps(known), content_type=kind, headers=headers)
+
+    page.route("**/autocomplete", fulfill)
+    page.route("**/feedback", fulfill)
+
+
+def accept_after(editor: Editor, before: str) -> None:
+    """Replace the text, and accept " secretary " after it."""
+    editor.press("Control+a", "Delete")
+    editor.page.keyboard.insert_text(before)
+    editor.press("Alt+Enter")
+    expect(editor.options.first).to_be_visible()
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    editor.press("Tab")
+    assert editor.value == f"{before} secretary "
+
+
+def test_marks_that_follow_a_word_replace_its_space(editor: Editor) -> None:
+    answer_with(editor.page, " secretary")
+    for marks, space in ((REPLACING, ""), (OPENING_MARKS, " ")):
+        for before, mark in ((before, mark) for before, each in marks.items() for mark in each):
+            accept_after(editor, before)
+            editor.page.keyboard.type(mark)
+            assert editor.value == f"{before} secretary{space}{mark}"
+
+
+def test_a_typed_space_is_the_writers_and_sets_a_dash_apart(editor: Editor) -> None:
+    answer_with(editor.page, " secretary")
+    for typed, expected in ((" !", " !"), ("'s", "'s"), ("– a", " – a"), ("–a", "–a"), ("\u00a0:", "\u00a0:")):
+        accept_after(editor, "The")
+        editor.page.keyboard.type(typed)
+        assert editor.value == f"The secretary{expected}"
+
+
+@pytest.mark.parametrize("after", ['"', ")", "**", ".", "”)", "'.", "_", "]]", "$"])
+def test_suggestions_before_closing_marks(open_page: Callable[..., Editor], after: str) -> None:
+    editor = open_page(mode="eager")
+    editor.type(f"He looked at her and said that he did{after}")
+    editor.press(*["ArrowLeft"] * len(after))
+    editor.type(" no")
+    until(lambda: editor.ghost_text, 10, "ghost text")
+    if after == '"':  # before the others, the model may know only one word
+        expect(editor.list).to_be_visible()
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    editor.press("Tab")
+    accepted = editor.value.removesuffix(after)
+    assert accepted.startswith("He looked at her and said that he did no")
+    assert len(accepted) > len("He looked at her and said that he did no")
+    assert accepted == accepted.rstrip()
+    assert editor.value.endswith(after)
+
+
+@each_editor
+def test_words_before_a_bracket_that_the_editor_closed(open_editor: Callable[..., EditorPage], name: str) -> None:
+    editor = open_editor(name, mode="live")
+    answer_with(editor.page, " fond of it")
+    editor.type("The old man (who was ver")
+    if name != "codemirror":  # it closes brackets by itself
+        editor.page.keyboard.type(")")
+        editor.press("ArrowLeft")
+    editor.page.keyboard.type("y")
+    editor.wait_for_unasked()
+    editor.press("Alt+ArrowRight")
+    assert editor.value == "The old man (who was very fond)"
+    editor.press("Tab")
+    assert editor.value == "The old man (who was very fond of it)"
+    editor.page.keyboard.type(")")
+    assert editor.value.removesuffix(")") == "The old man (who was very fond of it" + ")" * (name != "codemirror")
