@@ -8,5 +8,6 @@
 
 export { Client, Problem } from "./client.js";
 export { Completer } from "./completer.js";
+export { isProse, ProseDetector } from "./prose.js";
 export { hasTextAfter, replacesSpace } from "./text.js";
 export { attachTextarea, insertText, textBefore } from "./textarea.js";
