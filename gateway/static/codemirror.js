@@ -104,6 +104,7 @@ class Suggestions {
       after: () => view.state.sliceDoc(caret(), caret() + MAX_AFTER_CHARS),
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
       show: (shown) => this.#draw(shown),
+      isEditable: () => isWritableAtCaret(view.state) && view.state.facet(EditorView.editable) && view.dom.isConnected,
     });
     completers.set(view, this.completer);
     adoptStyles(/** @type {Document|ShadowRoot} */ (view.root));
@@ -115,9 +116,7 @@ class Suggestions {
   /** @param {ViewUpdate} update */
   follow({ docChanged, selectionSet, startState, state, transactions, view }) {
     if (!docChanged && !selectionSet && startState.readOnly === state.readOnly) return;
-    if (!isWritableAtCaret(state)) {
-      this.completer.close();
-    } else if (docChanged) {
+    if (docChanged) {
       const transaction = transactions.findLast((candidate) => candidate.docChanged);
       const match = INPUT_TYPES.find(({ userEvent }) => transaction?.isUserEvent(userEvent));
       this.#wasComposing = view.composing;
@@ -140,7 +139,7 @@ class Suggestions {
   /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
   type(from, to, text) {
     const { composing, state } = this.#view;
-    const isAtCaret = isWritableAtCaret(state) && from === to && from === state.selection.main.head;
+    const isAtCaret = from === to && from === state.selection.main.head;
     return !composing && isAtCaret && this.completer.type(text);
   }
 
@@ -154,7 +153,7 @@ class Suggestions {
 
   /** @param {KeyboardEvent} event */
   #press(event) {
-    if (event.target !== this.#view.contentDOM || !isWritableAtCaret(this.#view.state)) return;
+    if (event.target !== this.#view.contentDOM) return;
     // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
     const isTabFree = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
     if (this.completer.press(event) || isTabFree) event.stopImmediatePropagation();
@@ -167,7 +166,6 @@ class Suggestions {
   /** @param {string} text  @param {number} numReplaced */
   #insert(text, numReplaced) {
     const { state } = this.#view;
-    if (state.readOnly) return;
     const { head } = state.selection.main;
     const insert = state.toText(text);
     const from = head - numReplaced;

@@ -76,6 +76,9 @@ const DASH = /^\p{Pd}$/u;
 /** Of the text before the caret, enough to hold its last word. */
 const MAX_WORD_CHARS = 100;
 
+/** Keys that move the choice of a list. */
+const MOVES_CHOICE = /^(?:Arrow|Page)(?:Up|Down)$/;
+
 /** The name of a key that types nothing, such as `Enter`. A dead key types, together with the next key. */
 const NAMED_KEY = /^(?!Dead$)[A-Z][A-Za-z0-9]+$/;
 
@@ -134,8 +137,12 @@ export class Completer {
   #isTabFree = false;
   /** The last key was a Tab that was handled. It may be held down. */
   #isTabOurs = false;
-  /** At the last edit or request. @type {TextBefore} */
+  /** At the last edit or request: what is shown belongs to this text. @type {TextBefore} */
   #lastBefore = { end: 0, text: "" };
+  /** The rest of the caret's line then. */
+  #lastLine = "";
+  /** The last key that moves a choice and was left to the editor. @type {KeyboardEvent|null} */
+  #passedKey = null;
   #isComposing = false;
   /** The last composition that ended was converted, for example from Latin letters to Han. */
   #convertsLetters = false;
@@ -152,6 +159,8 @@ export class Completer {
   #getRequestFields;
   #insertsSpace;
   #drawsGhost;
+  #isEditable;
+  #isOtherListUsed;
 
   /**
    * @param {object} editor
@@ -173,10 +182,14 @@ export class Completer {
    *   alone would say nothing more. Default: true.
    * @param {boolean} [editor.insertsSpace]  Accepting a word also inserts a space; typing punctuation removes it. Requires
    *   that the editor calls `type`. Default: false.
+   * @param {() => boolean} [editor.isEditable]  Whether the writer can change the text at present. Default: always.
+   * @param {() => boolean} [editor.isOtherListUsed]  Whether an item is chosen in a list of the editor's own, whose keys are
+   *   Tab, Enter, Escape and the arrows then. They are, too, after an arrow key that another listener handled without
+   *   moving the caret. Default: never.
    */
   constructor({
     context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
-    minUsefulness = 0, drawsGhost = true, insertsSpace = false,
+    minUsefulness = 0, drawsGhost = true, insertsSpace = false, isEditable = () => true, isOtherListUsed = () => false,
   }) {
     this.#getBefore = () => {
       const text = context();
@@ -188,6 +201,8 @@ export class Completer {
     this.#getRequestFields = options;
     this.#insertsSpace = insertsSpace;
     this.#drawsGhost = drawsGhost;
+    this.#isEditable = isEditable;
+    this.#isOtherListUsed = isOtherListUsed;
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
@@ -211,6 +226,7 @@ export class Completer {
 
   /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
   request() {
+    if (!this.#isEditable()) return;
     this.#backoff.reset();
     void this.#requestIdeas(true);
   }
@@ -223,7 +239,7 @@ export class Completer {
    */
   type(text) {
     const before = this.#getBefore();
-    if (!this.#beforeWithSpace || !isSameText(this.#beforeWithSpace, before)) return false;
+    if (!this.#isEditable() || !this.#beforeWithSpace || !isSameText(this.#beforeWithSpace, before)) return false;
     this.#beforeWithSpace = null;
     const last = before.text.slice(-1);
     if (DASH.test(last)) {
@@ -244,6 +260,7 @@ export class Completer {
    * @param {Change} [change]  The `input` event, for example; `{}` at the end of a composition. Default: typing.
    */
   changed({ inputType = "insertText", isComposing = false } = {}) {
+    if (!this.#isEditable()) return this.close();
     const before = this.#getBefore();
     const isFollowed = this.#isComposing && !this.#willBeConverted(this.#lastBefore.text);
     if (this.#isComposing && !isComposing) {
@@ -258,29 +275,31 @@ export class Completer {
       inputType.startsWith("insert") && !isShorter && !(isComposing && this.#willBeConverted(before.text));
     if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
     this.#list.recordKey(this.#debounce.delayMs);
-    this.#lastBefore = before;
+    const isFitting = this.#lastLine === this.#line; // else what is shown was to fit before another text
+    this.#rememberText();
     this.#isResponseEmpty = false;
     this.#isTabFree = false;
     this.#stopPauseTimer();
     if (this.#inFlight && !this.#inFlight.isExplicit && this.#inFlight !== this.#session) this.#abort();
     const shown = this.#shown.chosen;
-    if (isInsertion || this.#session) this.#follow();
-    else this.#closeAll("ignored");
+    if (!isFitting || !(isInsertion || this.#session)) this.#closeAll("ignored");
+    this.#follow();
     if (isInsertion && !this.#session && !(shown?.session.isIdea && this.#shown.chosen === shown)) this.#requestUnasked();
     this.#render();
   }
 
   /** The caret may have moved. Closes the suggestions if it did, because they belong to its old position. */
   moved() {
-    if (!isSameText(this.#getBefore(), this.#lastBefore)) this.close();
+    if (!this.#isTextSame) this.close();
   }
 
   /** Hide the suggestions and abort the request, for example when the editor loses focus. */
   close() {
     this.#stopPauseTimer();
     clearTimeout(this.#retryTimer);
-    this.#lastBefore = this.#getBefore();
+    this.#rememberText();
     this.#isTabFree = false;
+    this.#ghost = this.#previous = null; // of another text
     this.#closeAll("ignored");
     this.#list.close();
     this.#reports.flush();
@@ -292,6 +311,7 @@ export class Completer {
    * longer with each dismissal in a row.
    */
   dismiss() {
+    if (this.#closeIfChanged()) return;
     this.#stopPauseTimer();
     if (!this.#session?.isExplicit) this.#backoff.dismiss(performance.now());
     this.#closeAll("rejected");
@@ -304,7 +324,7 @@ export class Completer {
    * @param {number} step  1: the next; −1: the previous; wraps around.
    */
   choose(step) {
-    if (!this.#shown.candidates.length) return;
+    if (this.#closeIfChanged() || !this.#shown.candidates.length) return;
     this.#shown.choose(step);
     this.#isWordTaken = false;
     this.#fixOrder();
@@ -316,6 +336,7 @@ export class Completer {
    * @param {number} [place]  Default: the chosen suggestion.
    */
   accept(place) {
+    if (this.#closeIfChanged()) return;
     const candidate = place === undefined ? this.#readable : this.#shown.at(place);
     if (!candidate || !this.#isReadable(candidate)) return;
     this.#backoff.reset();
@@ -331,6 +352,7 @@ export class Completer {
 
   /** Insert the next word of the chosen suggestion. The suggestion stays open while text remains. */
   acceptWord() {
+    if (this.#closeIfChanged()) return;
     const { chosen } = this.#shown;
     if (!chosen || !this.#isReadable(chosen)) return;
     this.#backoff.reset();
@@ -354,7 +376,8 @@ export class Completer {
    * choose; Alt+→ accepts a word; Alt+Enter and Ctrl+Space request; Escape dismisses. Tab with nothing to accept
    * belongs to the editor, unless it is held. Once the writer requested or chose, Enter, ↑, ↓ and → do so without Alt,
    * until a word is accepted. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
-   * Keys of an input method, and chords that type a character in the writer's layout, belong to the editor.
+   * Keys of an input method, chords that type a character in the writer's layout, and all keys while the text is another
+   * than the one that suggestions are shown for, belong to the editor.
    * @param {KeyboardEvent} event
    * @returns {boolean}  True if the key was handled; its default action is prevented, and the editor must ignore it.
    */
@@ -363,11 +386,14 @@ export class Completer {
       this.#composesByKeyboard = event.key === "Process" || !["", "Unidentified"].includes(event.code);
       return false;
     }
+    if (event.defaultPrevented || !this.#isEditable()) return false;
+    const isChanged = this.#closeIfChanged();
     if (event.ctrlKey && event.code === "Space" && !event.altKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
       if (!event.repeat) this.request();
       return true;
     }
+    if (event.ctrlKey && (event.key === "n" || event.key === "p")) this.#passedKey = event; // as the arrows, on a Mac
     if (event.ctrlKey || event.metaKey || event.shiftKey || event.getModifierState?.("AltGraph")) return false;
     const isTabFree = this.#isTabFree;
     this.#isTabFree = false;
@@ -376,9 +402,13 @@ export class Completer {
       event.preventDefault();
       return true;
     }
-    const action = event.altKey ? this.#chordAction(event) : this.#keyAction(event.key);
+    const isOtherLists = !event.altKey && (this.#passedKey?.defaultPrevented || this.#isOtherListUsed());
+    const action = event.altKey ? this.#chordAction(event) : isOtherLists ? null : this.#keyAction(event.key);
     if (!action) {
-      this.#isTabFree = event.key === "Escape" && !event.altKey;
+      if (isOtherLists ? ["Tab", "Enter", "Escape"].includes(event.key) : MOVES_CHOICE.test(event.key)) {
+        this.#passedKey = isOtherLists ? null : event;
+      }
+      this.#isTabFree = event.key === "Escape" && !event.altKey && !isOtherLists && !isChanged;
       this.#isTabOurs = false;
       return false;
     }
@@ -428,6 +458,31 @@ export class Completer {
       totalMs: this.#latest?.totalMs ?? null,
       restMs: this.#backoff.restMs(performance.now()),
     };
+  }
+
+  // ---- the text ----
+
+  /** The rest of the caret's line. */
+  get #line() {
+    return this.#getAfter().split("\n", 1)[0] ?? "";
+  }
+
+  #rememberText() {
+    this.#lastBefore = this.#getBefore();
+    this.#lastLine = this.#line;
+    this.#passedKey = null;
+  }
+
+  /** Whether the text is the one that suggestions are shown for. A program can change it without an event. */
+  get #isTextSame() {
+    return this.#isEditable() && isSameText(this.#getBefore(), this.#lastBefore) && this.#line === this.#lastLine;
+  }
+
+  /** Close what is shown or requested for another text. @returns {boolean}  Whether there was something. */
+  #closeIfChanged() {
+    const isChanged = this.#isBusy && !this.#isTextSame;
+    if (isChanged) this.close();
+    return isChanged;
   }
 
   // ---- keys ----
@@ -504,7 +559,7 @@ export class Completer {
 
   #requestAtPause() {
     this.#pauseTimer = undefined;
-    void this.#requestIdeas(false);
+    if (this.#isTextSame) void this.#requestIdeas(false);
   }
 
   /**
@@ -525,7 +580,7 @@ export class Completer {
   async #complete(session, use) {
     try {
       const response = await this.client.complete(session.request, session.abortController.signal);
-      if (session !== this.#inFlight) return;
+      if (session !== this.#inFlight || this.#closeIfChanged()) return;
       this.#inFlight = null;
       session.applyResponse(response);
       this.#noteResponse(session);
@@ -550,7 +605,7 @@ export class Completer {
    * stays, unless the idea continues it.
    */
   async #requestIdea() {
-    if (this.#session || this.#shown.isChosenByUser) return;
+    if (this.#session || this.#shown.isChosenByUser || !this.#isTextSame) return;
     const session = this.#start({}, false);
     session.isIdea = true;
     await this.#complete(session, (candidates) => this.#shown.addIdea(candidates, session.numRequested));
@@ -565,7 +620,7 @@ export class Completer {
     this.#closeAll("ignored");
     const session = this.#start({}, isExplicit);
     this.#session = session;
-    this.#lastBefore = session.before;
+    this.#rememberText();
     this.#shown.follow(session.before);
     this.#isResponseEmpty = false;
     this.#render();
@@ -635,6 +690,7 @@ export class Completer {
 
   /** @param {SuggestionSession} session */
   #showProgress(session) {
+    if (this.#closeIfChanged()) return;
     this.#shown.replace(session.candidates);
     if (session.response && !this.#shown.candidates.length) {
       this.#isResponseEmpty = session.isExplicit && isSameText(session.before, this.#lastBefore);
@@ -746,7 +802,7 @@ export class Completer {
 
   /** Whether what is on the line after the caret follows a word without a space. @param {string} word  Accepted. */
   #isFollowedAfter(word) {
-    const [line = ""] = this.#getAfter().split("\n", 1);
+    const line = this.#line;
     return line !== "" && (!hasTextAfter(line) || replacesSpace(this.#getBefore().text + word, line));
   }
 

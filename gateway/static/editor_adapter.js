@@ -12,7 +12,7 @@
  *
  * @typedef {ConstructorParameters<typeof import("./completer.js").Completer>[0]} CompleterOptions
  *
- * @typedef {Omit<CompleterOptions, "context"|"position"|"after"|"insert"|"show"> & DisplayOptions} Options
+ * @typedef {Omit<CompleterOptions, "context"|"position"|"after"|"insert"|"show"|"isEditable"> & DisplayOptions} Options
  *   `Completer`'s options, except for those that the adapter provides.
  */
 
@@ -79,6 +79,16 @@ export function adoptStyles(node) {
 export function isLeaving({ relatedTarget }, panel) {
   const isFocusInside = relatedTarget instanceof Node && panel?.contains(relatedTarget);
   return !isFocusInside && !document.hidden && document.hasFocus();
+}
+
+/**
+ * Whether an item is chosen in another list of the field, as ARIA says it (`combobox`).
+ * @param {Element} field
+ * @param {HTMLElement|null} [own]  The list of suggestions.
+ */
+export function isOptionChosen(field, own) {
+  const id = field.getAttribute("aria-activedescendant");
+  return Boolean(id) && field.getAttribute("aria-expanded") !== "false" && !own?.querySelector(`#${CSS.escape(id ?? "")}`);
 }
 
 /**

@@ -6,7 +6,7 @@ import { Fragment, Slice } from "prosemirror-model";
 import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
 import { Decoration, DecorationSet } from "prosemirror-view";
 import { Completer, isInputMethods } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, isOptionChosen, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("prosemirror-model").Node} Node */
 /** @typedef {import("prosemirror-state").EditorState} EditorState */
@@ -99,11 +99,13 @@ class Suggestions {
     this.#list = element && new SuggestionList(element, (place) => this.completer.accept(place));
     this.completer = new Completer({
       insertsSpace: true,
+      isOtherListUsed: () => isOptionChosen(view.dom, element || null),
       ...options,
       context: () => this.#texts.before,
       after: () => this.#texts.after,
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
       show: (shown) => this.#draw(shown),
+      isEditable: () => this.#isWritableAtCaret && view.dom.isConnected,
     });
     suggestionsOf.set(view, this);
     adoptStyles(view.root);
@@ -119,9 +121,7 @@ class Suggestions {
     const wasWritable = this.#wasWritable;
     this.#wasWritable = this.#isWritableAtCaret;
     if (!isDocChanged && state.selection.eq(previous.selection) && wasWritable === this.#wasWritable) return;
-    if (!this.#wasWritable) {
-      this.completer.close();
-    } else if (isDocChanged) {
+    if (isDocChanged) {
       this.#wasComposing = composing;
       this.completer.changed({ inputType: pluginKey.getState(state)?.inputType ?? "", isComposing: composing });
     } else {
@@ -140,7 +140,6 @@ class Suggestions {
 
   /** @param {KeyboardEvent} event  @returns {boolean}  True: ProseMirror must ignore the key. */
   press(event) {
-    if (!this.#isWritableAtCaret) return false;
     // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
     const isLeaving = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
     return this.completer.press(event) || isLeaving;
@@ -148,7 +147,7 @@ class Suggestions {
 
   /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
   type(from, to, text) {
-    const isAtCaret = this.#isWritableAtCaret && from === to && from === this.#view.state.selection.head;
+    const isAtCaret = from === to && from === this.#view.state.selection.head;
     return !this.#view.composing && isAtCaret && this.completer.type(text);
   }
 
@@ -178,8 +177,7 @@ class Suggestions {
 
   /** @param {string} text  @param {number} numReplaced */
   #insert(text, numReplaced) {
-    const { editable, state } = this.#view;
-    if (!editable) return;
+    const { state } = this.#view;
     const { head } = state.selection;
     // `closeHistory` separates a change from the one before it. The second one separates the text from typing after it.
     const transaction = insertLines(state.tr, text.split("\n"), head - numReplaced, head);

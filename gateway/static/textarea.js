@@ -2,7 +2,7 @@
 // not draw ghost text, which a textarea cannot show.
 
 import { Completer } from "./completer.js";
-import { adoptStyles, isLeaving, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, isLeaving, isOptionChosen, SuggestionList } from "./editor_adapter.js";
 import { contextStart } from "./text.js";
 
 /** @typedef {Partial<ConstructorParameters<typeof Completer>[0]>} CompleterOptions */
@@ -66,6 +66,8 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
     show: (view) => suggestionList?.show(view, context()),
     drawsGhost: false,
     insertsSpace: true,
+    isEditable: () => textarea.isConnected && !textarea.readOnly && !textarea.matches(":disabled"),
+    isOtherListUsed: () => isOptionChosen(textarea, list),
     ...options,
   });
   const controller = new AbortController();
@@ -78,6 +80,7 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
     if (isTyped && text && !event.isComposing && completer.type(text)) event.preventDefault();
   }, { signal });
   textarea.addEventListener("input", (event) => completer.changed(/** @type {InputEvent} */ (event)), { signal });
+  textarea.addEventListener("keyup", () => completer.moved(), { signal }); // the page's own listener may have set the value
   textarea.addEventListener("compositionend", () => completer.changed(), { signal });
   textarea.addEventListener("blur", (event) => {
     if (isLeaving(event, panel)) completer.close();

@@ -1,0 +1,119 @@
+"""Suggestions beside others: a text that a program changes, and another list that the editor shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.driver import OPENING
+from tests.browser.test_editors import READING_MS, EditorPage, bundles, open_editor
+from tests.browser.test_marks import answer_with
+
+__all__ = ["bundles", "open_editor"]  # fixtures
+
+# What a page does with a textarea, without an event that the adapter could listen to.
+CHANGES = {
+    "cleared": 'textarea.value = ""',
+    "replaced": 'textarea.value = "Another text of a draft"',
+    "longer": 'textarea.value += " more"',
+    "changed after the caret": "textarea.value = textarea.value + 'x'; textarea.setSelectionRange(33, 33)",
+    "readOnly": "textarea.readOnly = true",
+}
+FIELD = "document.querySelector('textarea')"
+VALUE = "window.value = textarea.value"
+CLICK = "document.querySelector('li')?.dispatchEvent(new MouseEvent('mousedown', { bubbles: true, cancelable: true }))"
+# Empty: a click.
+KEYS = ["", "Tab", "Enter", "Alt+ArrowRight", "Alt+1", "ArrowDown", "Escape"]
+MENTIONS = """(field) => {
+  let isChosen = false;
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowDown") isChosen = true;
+    else if (!isChosen || !["ArrowUp", "Tab", "Enter", "Escape"].includes(event.key)) return;
+    window.taken = event.key;
+    event.preventDefault();
+  });
+}"""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_textarea_that_a_program_changes_is_left_alone(open_editor: Callable[..., EditorPage], change: str) -> None:
+    editor = open_editor("textarea")
+    answer_with(editor.page, " secretary of the old man")
+    for key in KEYS:
+        editor.page.evaluate(f"{FIELD}.value = ''")
+        editor.type(OPENING)
+        editor.press("Alt+Enter")
+        expect(editor.items).to_have_count(1)
+        editor.page.wait_for_timeout(READING_MS)
+        click = "" if key else CLICK  # at once: Chromium tells of some changes a little later
+        editor.page.evaluate(f"(() => {{ const textarea = {FIELD}; {CHANGES[change]}; {VALUE}; {click} }})()")
+        value = editor.page.evaluate("window.value")
+        if key:
+            editor.press(key)
+        assert re.sub(r"\s", "", editor.value) == re.sub(r"\s", "", value)  # Enter is a line break of the writer's
+        expect(editor.items).to_have_count(0)
+        editor.text.evaluate("(element) => { element.readOnly = false }")
+
+
+@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
+def test_what_was_asked_for_is_not_inserted_before_another_text(
+    open_editor: Callable[..., EditorPage], name: str
+) -> None:
+    editor = open_editor(name)
+    answer_with(editor.page, " secretary of the old man")
+    editor.type(OPENING)
+    editor.press("Alt+Enter")
+    expect(editor.items).to_have_count(1)
+    editor.page.wait_for_timeout(READING_MS)
+    editor.press("F7", "Alt+1", "Alt+ArrowRight")
+    assert editor.value == f"{OPENING} more"
+    expect(editor.items).to_have_count(0)
+
+
+@pytest.mark.parametrize("name", ["textarea", "prosemirror"])
+def test_keys_are_of_the_list_in_which_a_choice_was_made(open_editor: Callable[..., EditorPage], name: str) -> None:
+    editor = open_editor(name, mode="live")
+    answer_with(editor.page, " secretary of the old man")
+    editor.type(OPENING)
+    editor.wait_for_unasked()
+    if name == "textarea":
+        editor.text.evaluate(MENTIONS)
+    else:
+        editor.press("F6")  # opens a plugin's list
+    for key in ("ArrowUp", "Tab", "Enter", "Escape"):
+        editor.press("ArrowDown", key)
+        assert editor.page.evaluate("window.taken") == key
+        assert editor.value == OPENING
+    editor.press("Alt+1")
+    assert editor.value.rstrip() == f"{OPENING} secretary of the old man"
+
+
+def test_keys_are_of_a_list_that_aria_announces(open_editor: Callable[..., EditorPage]) -> None:
+    editor = open_editor("textarea", mode="live")
+    answer_with(editor.page, " secretary of the old man")
+    editor.type(OPENING)
+    editor.wait_for_unasked()
+    editor.text.evaluate("(field) => { field.ariaExpanded = 'true' }")
+    editor.text.evaluate("(field) => field.setAttribute('aria-activedescendant', 'mention-1')")
+    editor.text.evaluate("(field) => field.addEventListener('keydown', (event) => event.preventDefault())")
+    editor.press("Tab", "Enter", "Escape")
+    assert editor.value == OPENING
+    editor.text.evaluate("(field) => { field.ariaExpanded = 'false' }")
+    editor.press("Tab")
+    assert editor.value.rstrip() == f"{OPENING} secretary of the old man"
+
+
+def test_tab_accepts_the_completion_that_was_chosen_in_codemirror(open_editor: Callable[..., EditorPage]) -> None:
+    editor = open_editor("codemirror", mode="live")
+    answer_with(editor.page, "three")
+    for keys, expected in ((["Tab"], "zzthree "), (["ArrowDown", "Tab"], "zztwo"), (["ArrowDown", "Enter"], "zztwo")):
+        editor.press("Control+a", "Delete")
+        editor.type("zz")
+        editor.wait_for_unasked()
+        expect(editor.page.locator(".cm-tooltip-autocomplete")).to_be_visible()
+        editor.page.wait_for_timeout(READING_MS)
+        editor.press(*keys)
+        assert editor.value == expected
