@@ -6,11 +6,13 @@
 // this one what IndexedDB had no time for.
 
 import { load, names, remove, save } from "./store.js";
+import { plainText } from "./text_files.js";
 
 /**
  * @typedef {object} TextDocument
  * @property {string} id
  * @property {string} text
+ * @property {string} [original]  The text of the file that it was opened from, if that has another form (`fileText`).
  * @property {number} changedMs  Time of the last change, in milliseconds since 1970.
  * @property {boolean} isCopy  Made because two windows changed a document at the same time.
  * @property {Record<string, number>} versions  Version vector: for each window that wrote the document, its number of
@@ -237,11 +239,13 @@ export class Documents {
 
 /**
  * A document that is not stored yet.
- * @param {string} text
+ * @param {string} original  Its text, as in a file.
  * @returns {TextDocument}
  */
-export function createDocument(text) {
-  return { id: randomId(), text, changedMs: Date.now(), isCopy: false, versions: { [WINDOW_ID]: 1 } };
+export function createDocument(original) {
+  const text = plainText(original);
+  const kept = text === original ? {} : { original };
+  return { id: randomId(), text, ...kept, changedMs: Date.now(), isCopy: false, versions: { [WINDOW_ID]: 1 } };
 }
 
 /**

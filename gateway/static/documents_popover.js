@@ -4,7 +4,7 @@
 import { createElement, setText } from "./dom.js";
 import { createDocument, titleOf } from "./documents.js";
 import {
-  acceptDroppedFiles, canSaveToDisk, downloadText, FileProblem, pickFile, readTextFile, writeTextFile,
+  acceptDroppedFiles, canSaveToDisk, downloadText, FileProblem, fileText, pickFile, readTextFile, writeTextFile,
 } from "./text_files.js";
 
 /** @typedef {import("./documents.js").TextDocument} TextDocument */
@@ -54,7 +54,12 @@ export class DocumentsPopover {
 
   /** Download the current document. @param {"md"|"txt"} extension */
   download(extension) {
-    downloadText(this.#editor.text, titleOf(this.#openDocument.document), extension);
+    downloadText(this.#fileText, titleOf(this.#openDocument.document), extension);
+  }
+
+  /** The current text, as it is saved to a file. */
+  get #fileText() {
+    return fileText(this.#editor.text, this.#openDocument.document.original);
   }
 
   /** Save the current document to a file on disk: the one that it was saved to before, or one that the writer picks. */
@@ -68,7 +73,7 @@ export class DocumentsPopover {
     try {
       const file = this.#files.get(document.id) ?? (await pickFile(titleOf(document)));
       if (!file) return;
-      await writeTextFile(file, this.#editor.text);
+      await writeTextFile(file, this.#fileText);
       this.#files.set(document.id, file);
       this.#notice.show(`Saved to “${file.name}”.`);
     } catch (error) {

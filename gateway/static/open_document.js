@@ -125,7 +125,7 @@ export class OpenDocument {
 
   /** The stored version remains as it is; this window's text becomes a document of its own. */
   #continueInCopy() {
-    this.#write({ ...createDocument(this.#editor.text), isCopy: true });
+    this.#write({ ...this.#document, ...createDocument(this.#editor.text), isCopy: true });
     this.#notify(`Another window changed this document too. Both versions are kept; this one is “${titleOf(this.#document)}”.`);
   }
 

@@ -8,7 +8,7 @@ const CONTENT_TYPES = { md: "text/markdown", txt: "text/plain" };
 export class FileProblem extends Error {}
 
 /**
- * The text of a file, without a byte order mark and with `\n` as line break.
+ * All text of a file, also its byte order mark and line ends.
  * @param {File} file
  * @returns {Promise<string>}
  * @throws {FileProblem} If the file is too large, cannot be read, or is not UTF-8 text.
@@ -20,13 +20,65 @@ export async function readTextFile(file) {
   });
   const text = decode(bytes);
   if (text === null) throw new FileProblem(`“${file.name}” is not a text file (UTF-8).`);
-  return text.replace(/\r\n?/g, "\n");
+  return text;
+}
+
+/** The text of a file as it is edited: without a byte order mark and with `\n` as line break. @param {string} original */
+export function plainText(original) {
+  return original.replace(/^\ufeff/, "").replace(/\r\n?/g, "\n");
+}
+
+/**
+ * An edited text as it is saved: what was not edited is as it was in the file, and new lines end as most lines do there.
+ * @param {string} text
+ * @param {string} [original]  All text of the file that it was opened from. Default: none.
+ */
+export function fileText(text, original = "") {
+  const ends = original.match(/\r\n?|\n/g) ?? [];
+  const count = (/** @type {string} */ end) => ends.filter((each) => each === end).length;
+  const [usual = ""] = ["\n", "\r\n", "\r"].sort((one, other) => count(other) - count(one));
+  const mark = original.startsWith("\ufeff") ? "\ufeff" : "";
+  if (count(usual) === ends.length) return mark + text.replaceAll("\n", usual);
+  return mark + withEnds(text, plainText(original), ends, usual);
+}
+
+/**
+ * A text with the line ends of an earlier version of it.
+ * @param {string} text  With `\n` as line break.
+ * @param {string} old  The earlier version, likewise.
+ * @param {string[]} ends  Of the lines of `old`.
+ * @param {string} usual  The end of new lines.
+ * @returns {string}
+ */
+function withEnds(text, old, ends, usual) {
+  const length = Math.min(text.length, old.length);
+  let start = 0;
+  while (start < length && text[start] === old[start]) start += 1;
+  let end = 0;
+  while (end < length - start && text.at(-1 - end) === old.at(-1 - end)) end += 1;
+  const put = (/** @type {string} */ part, /** @type {string[]} */ own) => part.replace(/\n/g, () => own.shift() ?? usual);
+  const before = put(text.slice(0, start), ends); // takes them from `ends`
+  const same = text.slice(text.length - end);
+  const after = put(same, ends.splice(ends.length + 1 - same.split("\n").length));
+  const lines = text.slice(start, text.length - end).split("\n");
+  const oldLines = old.slice(start, old.length - end).split("\n");
+  const known = new Set(oldLines);
+  const at = lines.findIndex((line) => line.trim() && known.has(line)); // between two edits
+  if (at < 0) return before + put(lines.join("\n"), lines.length === oldLines.length ? ends : []) + after;
+  const oldAt = oldLines.indexOf(lines[at] ?? "");
+  const above = withEnds(joined(lines.splice(0, at)), joined(oldLines.splice(0, oldAt)), ends.splice(0, oldAt), usual);
+  return before + above + withEnds(lines.join("\n"), oldLines.join("\n"), ends, usual) + after;
+}
+
+/** @param {string[]} lines */
+function joined(lines) {
+  return lines.map((line) => `${line}\n`).join("");
 }
 
 /** @param {ArrayBuffer} bytes  @returns {string|null}  Null if they are not UTF-8 text. */
 function decode(bytes) {
   try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes); // drops a byte order mark
+    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes); // keeps a byte order mark
     return text.includes("\0") ? null : text;
   } catch {
     return null;

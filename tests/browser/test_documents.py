@@ -580,7 +580,30 @@ def test_files_are_opened_and_downloaded(editor: Editor, tmp_path: Path) -> None
         with page.expect_download() as download:
             page.get_by_role("button", name=f"Download as .{extension}").click()
         assert download.value.suggested_filename == f"Ümlaut a b.{extension}"
-        assert Path(download.value.path()).read_bytes() == "# Ümlaut: a/b?\nsecond\nthird\n".encode()
+        assert Path(download.value.path()).read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "edited"),
+    [
+        (b"\xef\xbb\xbfone\r\n", "Control+Home T", b"\xef\xbb\xbfTone\r\n"),
+        (b"one\r\ntwo\r\nthree", "Control+End Enter x", b"one\r\ntwo\r\nthree\r\nx"),
+        (b"one\rtwo\r", "Control+Home Enter", b"\rone\rtwo\r"),
+        (b"one\ntwo\r\nthree\rfour\r\n", "Control+Home ArrowDown x", b"one\nxtwo\r\nthree\rfour\r\n"),
+        (b"one\ntwo\r\nthree\rfour\r\n", "Control+Home End Delete", b"onetwo\r\nthree\rfour\r\n"),
+        (b"one\ntwo\r\nthree\rfour\r\n", "Control+Home x Control+End Backspace y", b"xone\ntwo\r\nthree\rfoury"),
+    ],
+)
+def test_bytes_that_were_not_edited_stay(editor: Editor, tmp_path: Path, data: bytes, keys: str, edited: bytes) -> None:
+    drop(editor.page, write_file(tmp_path, "a.txt", data))
+    until(lambda: editor.value, 10, "the text")
+    for expected, pressed in ((data, []), (edited, keys.split())):
+        editor.press(*pressed)
+        open_list(editor)
+        with editor.page.expect_download() as download:
+            editor.page.get_by_role("button", name="Download as .txt").click()
+        assert Path(download.value.path()).read_bytes() == expected
+        editor.press("Escape")
 
 
 def test_dropped_files_become_documents(editor: Editor, tmp_path: Path) -> None:
