@@ -6,6 +6,7 @@ import { StateEffect, StateField } from "@codemirror/state";
 import { Decoration, EditorView, showTooltip, ViewPlugin, WidgetType } from "@codemirror/view";
 import { Completer, isInputMethods } from "./completer.js";
 import { adoptStyles, announcement, ghostElement, isLeaving, SuggestionList } from "./editor_adapter.js";
+import { ProseDetector } from "./prose.js";
 import { contextStart } from "./text.js";
 
 /** @typedef {import("@codemirror/state").EditorState} EditorState */
@@ -95,8 +96,10 @@ class Suggestions {
     this.#show = show;
     this.#list = list && new SuggestionList(list, (place) => this.completer.accept(place));
     const caret = () => view.state.selection.main.head;
+    const prose = new ProseDetector();
     this.completer = new Completer({
       insertsSpace: true,
+      isProse: () => prose.isProse(caret(), (from, to) => view.state.sliceDoc(from, to)),
       ...options,
       // Slices: reading a whole novel at each key takes longer than drawing the key.
       context: () => view.state.sliceDoc(contextStart(caret()), caret()),

@@ -8,6 +8,7 @@ import { Backoff } from "./backoff.js";
 import { Client, Problem } from "./client.js";
 import { FeedbackReports } from "./feedback_reports.js";
 import { ListTiming } from "./list_timing.js";
+import { isProse as isTextProse } from "./prose.js";
 import { ShownSuggestions } from "./shown_suggestions.js";
 import { DEFAULT_NUM_SUGGESTIONS, SuggestionSession } from "./suggestion_session.js";
 import { firstWord, hasTextAfter, isSameText, replacesSpace, trimContext, trimSuffix, typedSince } from "./text.js";
@@ -161,6 +162,7 @@ export class Completer {
   #drawsGhost;
   #isEditable;
   #isOtherListUsed;
+  #isProse;
 
   /**
    * @param {object} editor
@@ -186,10 +188,14 @@ export class Completer {
    * @param {() => boolean} [editor.isOtherListUsed]  Whether an item is chosen in a list of the editor's own, whose keys are
    *   Tab, Enter, Escape and the arrows then. They are, too, after an arrow key that another listener handled without
    *   moving the caret. Default: never.
+   * @param {boolean} [editor.proseOnly]  See the property. Default: true.
+   * @param {() => boolean} [editor.isProse]  Whether the caret is in prose. Default: as Markdown has it (prose.js), in
+   *   `context()`.
    */
   constructor({
     context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
     minUsefulness = 0, drawsGhost = true, insertsSpace = false, isEditable = () => true, isOtherListUsed = () => false,
+    proseOnly = true, isProse = () => isTextProse(context()),
   }) {
     this.#getBefore = () => {
       const text = context();
@@ -203,10 +209,13 @@ export class Completer {
     this.#drawsGhost = drawsGhost;
     this.#isEditable = isEditable;
     this.#isOtherListUsed = isOtherListUsed;
+    this.#isProse = isProse;
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
     this.minUsefulness = minUsefulness;
+    /** Request nothing unasked in code, front matter and mathematics. May be changed at any time. */
+    this.proseOnly = proseOnly;
     /** The editor shows all suggestions all the time, as a strip does. May be changed at any time. */
     this.showsAll = false;
     this.#reports = new FeedbackReports(() => this.client, () => [this.#getBefore(), after()]);
@@ -539,6 +548,7 @@ export class Completer {
   #requestUnasked() {
     const nowMs = performance.now();
     if (hasTextAfter(this.#getAfter()) || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
+    if (this.mode === "off" || (this.proseOnly && !this.#isProse())) return;
     if (nowMs < this.#retryAtMs) {
       this.#beforeRetry = this.#lastBefore;
       return;
@@ -547,7 +557,7 @@ export class Completer {
       void this.#requestPredictions(this.#isInserting);
       const delayMs = Math.max(IDEA_PAUSES * this.#debounce.delayMs, MIN_IDEA_DELAY_MS);
       this.#thinkFor(delayMs);
-    } else if (this.mode === "pauses") {
+    } else {
       this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
     }
   }

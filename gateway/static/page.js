@@ -289,6 +289,7 @@ function applySettings() {
   const { eagerness } = settings;
   completer.mode = eagerness === "pauses" || eagerness === "off" ? eagerness : "live";
   completer.minUsefulness = MIN_USEFULNESS[eagerness] ?? 0;
+  completer.proseOnly = settings.isProseOnly;
   completer.showsAll = touch.matches;
   completer.close();
 }

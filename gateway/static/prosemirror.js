@@ -99,6 +99,7 @@ class Suggestions {
     this.#list = element && new SuggestionList(element, (place) => this.completer.accept(place));
     this.completer = new Completer({
       insertsSpace: true,
+      isProse: () => !isInCode(view.state),
       isOtherListUsed: () => isOptionChosen(view.dom, element || null),
       ...options,
       context: () => this.#texts.before,
@@ -247,6 +248,11 @@ class FloatingElement {
     this.#listeners.abort();
     this.element.remove();
   }
+}
+
+/** @param {EditorState} state */
+function isInCode({ storedMarks, selection: { $from } }) {
+  return $from.parent.type.spec.code || (storedMarks ?? $from.marks()).some(({ type }) => type.spec.code || type.name === "code");
 }
 
 /** @param {Transaction} transaction  @returns {string} */

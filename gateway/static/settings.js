@@ -9,8 +9,9 @@ import { load, save } from "./store.js";
 /** @typedef {{model: string, warning: string|null}} Model  An entry of `models` in `GET /health/ready`. */
 /** @typedef {"eager"|"normal"|"quiet"|"pauses"|"off"} Eagerness  When suggestions are requested unasked. */
 
-/** Name of the input for `Eagerness`; the other inputs are named like request fields. */
+/** Names of the inputs for `Eagerness` and `isProseOnly`; the other inputs are named like request fields. */
 const EAGERNESS_INPUT = "mode";
+const PROSE_INPUT = "prose";
 /** Words per token of English prose. */
 const WORDS_PER_TOKEN = 0.75;
 
@@ -37,7 +38,7 @@ export class Settings {
     /** @type {import("./tercet.js").RequestFields} */
     const fields = {};
     for (const input of this.#inputs()) {
-      if (input.name === EAGERNESS_INPUT || !input.checkValidity() || input.value === "") continue;
+      if (input.name === EAGERNESS_INPUT || input.name === PROSE_INPUT || !input.checkValidity() || input.value === "") continue;
       fields[input.name] = readValue(input);
     }
     return fields;
@@ -46,6 +47,11 @@ export class Settings {
   /** When suggestions are requested unasked. @returns {Eagerness} */
   get eagerness() {
     return /** @type {Eagerness} */ (this.#input(EAGERNESS_INPUT).value);
+  }
+
+  /** Whether nothing is suggested unasked in code, front matter and mathematics. */
+  get isProseOnly() {
+    return Boolean(readValue(this.#input(PROSE_INPUT)));
   }
 
   /**

@@ -3,6 +3,7 @@
 
 import { Completer } from "./completer.js";
 import { adoptStyles, isLeaving, isOptionChosen, SuggestionList } from "./editor_adapter.js";
+import { ProseDetector } from "./prose.js";
 import { contextStart } from "./text.js";
 
 /** @typedef {Partial<ConstructorParameters<typeof Completer>[0]>} CompleterOptions */
@@ -58,6 +59,7 @@ function setSelection(textarea, start, end) {
 export function attachTextarea(textarea, { list, panel = list, ...options } = {}) {
   const suggestionList = list && new SuggestionList(list, (place) => completer.accept(place));
   const context = () => textarea.value.slice(contextStart(textarea.selectionEnd), textarea.selectionEnd);
+  const prose = new ProseDetector();
   const completer = new Completer({
     context,
     position: () => textarea.selectionEnd,
@@ -66,6 +68,7 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
     show: (view) => suggestionList?.show(view, context()),
     drawsGhost: false,
     insertsSpace: true,
+    isProse: () => prose.isProse(textarea.selectionEnd, (from, to) => textarea.value.slice(from, to)),
     isEditable: () => textarea.isConnected && !textarea.readOnly && !textarea.matches(":disabled"),
     isOtherListUsed: () => isOptionChosen(textarea, list),
     ...options,

@@ -1,6 +1,6 @@
 // ProseMirror with history, a plugin that takes the keys of its list, and Tab bound to a command that inserts a tab.
 
-import { baseKeymap } from "prosemirror-commands";
+import { baseKeymap, setBlockType } from "prosemirror-commands";
 import { history, redo, undo } from "prosemirror-history";
 import { keymap } from "prosemirror-keymap";
 import { schema } from "prosemirror-schema-basic";
@@ -29,6 +29,7 @@ const plugins = [mentions, keys, keymap(baseKeymap), history(), tercet(options)]
 const parent = document.createElement("main");
 root.body.prepend(parent);
 const view = new EditorView(parent, { state: EditorState.create({ schema, plugins }) });
+onKey("F5", () => setBlockType(schema.nodes.code_block)(view.state, view.dispatch));
 onKey("F6", () => (list.isOpen = true));
 onKey("F7", () => {
   const { head } = view.state.selection;
