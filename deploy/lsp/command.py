@@ -33,8 +33,8 @@ def lsp(
         if (error.name or "").partition(".")[0] not in {"pygls", "lsprotocol"}:
             raise
         raise StartError(f"`tercet lsp` requires pygls, which is not installed: {install_command('lsp')}") from error
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise StartError("`tercet lsp` is started by an editor; docs/CLIENTS.md has the configurations.")
     # pygls logs messages with the text of documents in them, above the level of errors too.
     logging.getLogger("pygls").setLevel(logging.CRITICAL)
-    make_server(Settings.load(os.environ), os.environ, url).start_io()
+    make_server(Settings.load(os.environ), os.environ, url).protocol.run()

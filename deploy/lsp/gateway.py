@@ -5,6 +5,7 @@ It knows HTTP and the server's errors. It does not know the editor or when to re
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,8 +17,12 @@ from deploy.gateway_client import needs_https, tls_problem
 from deploy.lsp.suggestions import Answer
 
 CONNECT_TIMEOUT_S = 2.0
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of a whole request and its answer
 RETRY_AFTER_S = 1.0  # after a failure whose answer names no time
+MAX_RETRY_AFTER_S = 60.0
+MAX_ANSWER_BYTES = 1_000_000
+MAX_DETAIL_CHARS = 500
+_NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class Superseded(Exception):
@@ -56,7 +61,8 @@ class Gateway:
             url: theirs.
         """
         timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.AsyncClient(**{**options, "timeout": timeout})
+        headers = {**options["headers"], "Accept-Encoding": "identity"}  # an answer's size is bounded as it is received
+        self._http = httpx.AsyncClient(**{**options, "timeout": timeout, "headers": headers})
         self._given_url = url
         self._url = str(options["base_url"]).rstrip("/")
         self._has_key = "Authorization" in options["headers"]
@@ -75,7 +81,7 @@ class Gateway:
         response = await self._send("POST", "/autocomplete", body)
         try:
             answer = msgspec.json.decode(response.content, type=Answer)
-        except msgspec.DecodeError as error:
+        except _NOT_JSON as error:
             raise Problem(f"The server at {self._url} is not Tercet. {_OTHER_SERVER}") from error
         self._has_answered = True
         return answer
@@ -93,7 +99,7 @@ class Gateway:
             Problem: no slot has loaded its model. A request would wait for one without a word to the user.
         """
         response = await self._send("GET", "/health/ready")
-        with suppress(msgspec.DecodeError):  # if it is not Tercet, the request says so
+        with suppress(*_NOT_JSON):  # if it is not Tercet, the request says so
             states = [slot.state for slot in msgspec.json.decode(response.content, type=_Readiness).slots]
             if states and "warm" not in states:
                 message = f"The model at {self._url} is still loading. Suggestions begin when it is ready."
@@ -101,8 +107,17 @@ class Gateway:
 
     async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         try:
-            response = await self._http.request(method, path, json=body)
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(TIMEOUT_S), self._http.stream(method, path, json=body) as stream:
+                content = bytearray()
+                async for part in stream.aiter_raw():
+                    content += part
+                    if len(content) > MAX_ANSWER_BYTES:
+                        message = f"The server at {self._url} is not Tercet: its answer does not end. {_OTHER_SERVER}"
+                        raise Problem(message)
+            # Without the others: httpx would decompress what a server has compressed nevertheless.
+            headers = {"Retry-After": stream.headers.get("Retry-After", "")}
+            response = httpx.Response(stream.status_code, headers=headers, content=bytes(content))
+        except (httpx.TimeoutException, TimeoutError) as error:
             raise Problem(f"The Tercet server at {self._url} does not answer in time.") from error
         except httpx.TransportError as error:
             if problem := tls_problem(error, self._given_url):
@@ -119,12 +134,12 @@ class Gateway:
     def _refusal(self, response: httpx.Response) -> Exception:
         try:
             problem = msgspec.json.decode(response.content, type=dict[str, Any])
-            code, detail = problem["code"], problem["detail"]
-        except (msgspec.DecodeError, KeyError):
+            code, detail = problem["code"], str(problem["detail"])[:MAX_DETAIL_CHARS]
+        except (*_NOT_JSON, KeyError):
             status = response.status_code
             return Problem(f"The server at {self._url} is not Tercet (its status: {status}). {_OTHER_SERVER}")
         retry_after = response.headers.get("Retry-After", "")
-        retry_after_s = float(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
+        retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S) if retry_after.isdecimal() else RETRY_AFTER_S
         if code == "superseded":
             return Superseded()
         if response.status_code == 401:

@@ -7,21 +7,22 @@ It knows pygls; it does not know what to request (`suggestions`) or how (`gatewa
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
+import msgspec
 import typer
 from lsprotocol import types
-from pygls.exceptions import JsonRpcException
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
-from pygls.workspace import TextDocument
 
 from deploy.gateway_client import client_options, server_url
 from deploy.lsp.editor_settings import EditorSettings, read_settings
 from deploy.lsp.gateway import Gateway, Problem, Superseded
+from deploy.lsp.protocol import Protocol
 from deploy.lsp.suggestions import Caret, Offer, Suggestions, Trigger
 from shared.errors import StartError
 from shared.settings import Settings
@@ -34,12 +35,11 @@ SETTINGS_TIMEOUT_S = 2.0  # the first request waits as long for the editor's set
 REPEAT_AFTER_S = 60.0  # a message comes again after a success in between, and no sooner
 log = logging.getLogger(__name__)
 
-# pygls also ends lines at form feeds, U+2028 and others. Editors do not, and count lines differently then.
-TextDocument.lines = property(lambda document: tuple(io.StringIO(document.source, newline="")))  # type: ignore[assignment,method-assign]
-
 
 class TercetLanguageServer(LanguageServer):
     """A language server for one editor."""
+
+    protocol: Protocol
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], url: str | None) -> None:
         """
@@ -51,7 +51,7 @@ class TercetLanguageServer(LanguageServer):
         Raises:
             StartError: the server cannot be used: its certificate cannot be read, or the key is none.
         """
-        super().__init__("tercet", tercet_version())
+        super().__init__("tercet", tercet_version(), protocol_cls=Protocol)
         self._settings = settings
         self._environ = environ
         self._url = url
@@ -66,6 +66,8 @@ class TercetLanguageServer(LanguageServer):
         """Announce what suits this editor, before the answer to `initialize` is made."""
         self._initial = params.initialization_options
         self._configure()
+        if params.process_id is not None and params.process_id > 0:
+            self._watch = asyncio.ensure_future(self.protocol.end_with(params.process_id))
         text_document = params.capabilities.text_document
         if text_document and text_document.inline_completion:
             self.feature(types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions())(_inline_completion)
@@ -92,8 +94,9 @@ class TercetLanguageServer(LanguageServer):
         """What to offer at a position; None: a newer request has taken its place, or it failed."""
         if self._configuring:
             await asyncio.wait({self._configuring}, timeout=SETTINGS_TIMEOUT_S)
-        document = self.workspace.get_text_document(uri)
-        caret = _caret(document, position)
+        caret = self._caret(uri, position)
+        if caret is None:
+            return Caret("", ""), []
         suggestions = self._documents.setdefault(uri, Suggestions())
         editor, gateway = self._editor, self._gateway
         body = suggestions.request(caret, trigger, editor)
@@ -128,6 +131,17 @@ class TercetLanguageServer(LanguageServer):
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Log the kind of an error. Its message, which pygls shows to the user, may hold text of a document."""
         log.error("%s: %s", getattr(source, "__name__", source), type(error).__name__)
+
+    def _caret(self, uri: str, position: types.Position) -> Caret | None:
+        """The text around a position; None: the document is not open. pygls would read it from the disk."""
+        document = self.workspace.text_documents.get(unquote(uri))
+        if document is None:
+            return None
+        if not (lines := document.lines):
+            return Caret("", "")
+        at = document.position_from_client_units(position)
+        line = lines[at.line]
+        return Caret.of("".join(lines[: at.line]) + line[: at.character], line[at.character :])
 
     async def _fetch_settings(self) -> None:
         items = [types.ConfigurationItem(section=SECTION)]
@@ -168,7 +182,7 @@ class TercetLanguageServer(LanguageServer):
 
 
 def make_server(settings: Settings, environ: Mapping[str, str], url: str | None) -> TercetLanguageServer:
-    """A language server whose `start_io` serves standard input and output; for arguments and errors see its class."""
+    """A language server whose protocol can be run; for arguments and errors see its class."""
     server = TercetLanguageServer(settings, environ, url)
 
     @server.feature(types.INITIALIZE)
@@ -188,7 +202,11 @@ def make_server(settings: Settings, environ: Mapping[str, str], url: str | None)
         ls.close_document(params.text_document.uri)
 
     @server.command(ACCEPTED)
-    async def accepted(ls: TercetLanguageServer, answer_id: str, index: int, num_chars: int) -> None:
+    async def accepted(ls: TercetLanguageServer, *arguments: Any) -> None:
+        try:
+            answer_id, index, num_chars = msgspec.convert(arguments, tuple[str, int, int])
+        except msgspec.ValidationError as error:
+            raise JsonRpcInvalidParams from error
         await ls.report_acceptance(answer_id, index, num_chars)
 
     return server
@@ -238,12 +256,3 @@ async def _completion(ls: TercetLanguageServer, params: types.CompletionParams) 
 def _acceptance(offer: Offer) -> types.Command:
     arguments = [offer.answer_id, offer.index, len(offer.text)]
     return types.Command("Report the acceptance to Tercet", ACCEPTED, arguments=arguments)
-
-
-def _caret(document: TextDocument, position: types.Position) -> Caret:
-    lines = document.lines
-    if not lines:
-        return Caret("", "")
-    at = document.position_codec.position_from_client_units(lines, position)
-    line = lines[at.line]
-    return Caret.of("".join(lines[: at.line]) + line[: at.character], line[at.character :])
