@@ -96,6 +96,8 @@ def _post(client: httpx.Client, url: str | None, path: str, body: object) -> dic
         raise StartError(
             f"No server answers at {address} ({error}): start it with `tercet serve`, or name another with --url."
         ) from error
+    except ValueError as error:
+        raise StartError("The request cannot be sent: a text is not UTF-8, or a number is not finite.") from error
     if url is None and needs_https(response):
         raise StartError(
             f"The server at {address} serves HTTPS: set TERCET_TLS_CERT as in the environment of `tercet serve`, or "

@@ -90,6 +90,21 @@ def test_complete_says_that_a_server_is_not_tercet() -> None:
     assert "is not Tercet" in done.stderr
 
 
+@pytest.mark.parametrize("args", [["a\udcff"], ["a", "--model", "\udcff"], ["a", "--temperature", "nan"]])
+def test_complete_refuses_what_json_cannot_hold(args: list[str]) -> None:
+    """A surrogate stands for a byte of the command line that is not UTF-8."""
+    done = tercet("complete", *args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert " ".join(done.stderr.split()).startswith("tercet: The request cannot be sent: a text is not UTF-8")
+
+
+def test_the_language_server_needs_standard_input() -> None:
+    command = ["sh", "-c", 'exec "$0" -m deploy lsp <&-', sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("tercet: `tercet lsp` is started by an editor")
+
+
 def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:
     environ = {
         "TERCET_RUN_DIR": str(tmp_path),
