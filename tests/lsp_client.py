@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from queue import Queue
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from tests.e2e.harness import ROOT, until
 
@@ -70,7 +70,7 @@ class LspClient:
         self.capabilities: dict[str, Any] = self.initialized["capabilities"]
         self.notify("initialized", {})
 
-    def __enter__(self) -> LspClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -120,6 +120,8 @@ class TercetLanguageServer(LanguageServer):
             return None
         self._said = {text: at for text, at in self._said.items() if time.monotonic() - at < REPEAT_AFTER_S}
         suggestions.answered(caret, answer)
+        if self._caret(uri, position) != caret:
+            return None  # the text has changed: the answer may suit the next request, which has the new position
         return caret, suggestions.offers(caret, min_usefulness)
 
     async def report_acceptance(self, answer_id: str, index: int, num_chars: int) -> None:
@@ -220,9 +222,12 @@ async def _inline_completion(
     found = await ls.offers(params.text_document.uri, params.position, trigger)
     if found is None:
         return None  # an empty list would take away what the editor still shows
-    _, offers = found
+    caret, offers = found
     here = types.Range(params.position, params.position)
-    return [types.InlineCompletionItem(offer.text, range=here, command=_acceptance(offer)) for offer in offers]
+    return [
+        types.InlineCompletionItem(caret.as_in_document(offer.text), range=here, command=_acceptance(offer))
+        for offer in offers
+    ]
 
 
 async def _completion(ls: TercetLanguageServer, params: types.CompletionParams) -> types.CompletionList:
@@ -236,7 +241,7 @@ async def _completion(ls: TercetLanguageServer, params: types.CompletionParams) 
     start = types.Position(params.position.line, params.position.character - num_units)
     items = []
     for place, offer in enumerate(offers):
-        text = word + offer.text
+        text = word + caret.as_in_document(offer.text)
         items.append(
             types.CompletionItem(
                 label=" ".join(text.split()),

@@ -21,6 +21,7 @@ from deploy.lsp.editor_settings import EditorSettings
 MAX_CONTEXT_CHARS = 8192
 CUT_STEP_CHARS = 4096
 MAX_SUFFIX_CHARS = 200  # the server reads no more
+_LINE_END = re.compile(r"\r\n?|\n")
 _WORD = re.compile(r"\w[\w'’-]*\Z")
 
 
@@ -51,15 +52,27 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Caret:
-    """The text around the caret: that before it, cut, and the rest of its line."""
+    """The text around the caret: that before it, cut, with lines that end in "\\n"; the rest of its line; and how the
+    document's lines end there."""
 
     context: str
     after: str
+    line_end: str = "\n"
 
     @classmethod
     def of(cls, before: str, after: str) -> Caret:
+        """
+        Args:
+            after: the rest of the line, with its end.
+        """
         start = max(0, (len(before) - MAX_CONTEXT_CHARS) // CUT_STEP_CHARS * CUT_STEP_CHARS)
-        return cls(_valid(before[start:].replace("\r\n", "\n")), _valid(after.rstrip("\r\n")[:MAX_SUFFIX_CHARS]))
+        lines = _LINE_END.findall(before) or _LINE_END.findall(after) or ["\n"]
+        context = _LINE_END.sub("\n", before[start:])
+        return cls(_valid(context), _valid(after.rstrip("\r\n")[:MAX_SUFFIX_CHARS]), lines[-1])
+
+    def as_in_document(self, text: str) -> str:
+        """A text to insert, with the line ends of the document."""
+        return _LINE_END.sub(lambda _: self.line_end, text)
 
     @property
     def word(self) -> str:
