@@ -18,6 +18,7 @@ class EditorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         mode: when suggestions come unasked. `live`: likely next words at every key; `pauses`: ideas when typing
             pauses; `off`: never.
         min_usefulness: in the mode `live`, predictions that are expected to save fewer keys are held back.
+        prose_only: nothing comes unasked in code, front matter and mathematics of Markdown and plain text.
         model: the name of a model that the server serves; empty: its default.
     """
 
@@ -25,6 +26,7 @@ class EditorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     key: str = ""
     mode: Literal["live", "pauses", "off"] = "live"
     min_usefulness: NonNegative = 0
+    prose_only: bool = True
     model: str = ""
 
 

@@ -33,6 +33,8 @@ ACCEPTED = "tercet.accepted"  # the command that an editor runs after it has ins
 PAUSE_S = 0.4  # a pause in typing, in the mode `pauses`
 SETTINGS_TIMEOUT_S = 2.0  # the first request waits as long for the editor's settings
 REPEAT_AFTER_S = 60.0  # a message comes again after a success in between, and no sooner
+# Identifiers of languages, of LSP, Neovim and Helix. Not LaTeX: it writes ``quotation marks'' as Markdown does code.
+MARKDOWN = {"markdown", "mdx", "rmd", "rmarkdown", "quarto", "plaintext", "text"}
 log = logging.getLogger(__name__)
 
 
@@ -143,7 +145,8 @@ class TercetLanguageServer(LanguageServer):
             return Caret("", "")
         at = document.position_from_client_units(position)
         line = lines[at.line]
-        return Caret.of("".join(lines[: at.line]) + line[: at.character], line[at.character :])
+        before, after = "".join(lines[: at.line]) + line[: at.character], line[at.character :]
+        return Caret.of(before, after, is_markdown=document.language_id in MARKDOWN)
 
     async def _fetch_settings(self) -> None:
         items = [types.ConfigurationItem(section=SECTION)]

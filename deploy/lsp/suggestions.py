@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from deploy.lsp.editor_settings import EditorSettings
+from deploy.lsp.text import has_text_after, is_prose, trim_suffix
 
 # The server reads the last few hundred tokens only. The start of what is sent moves in steps, so that consecutive
 # requests share a prefix and the server's prefix cache hits.
@@ -52,23 +53,26 @@ class Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Caret:
-    """The text around the caret: that before it, cut, with lines that end in "\\n"; the rest of its line; and how the
-    document's lines end there."""
+    """The text around the caret: that before it, cut, with lines that end in "\\n"; the rest of its line; how the
+    document's lines end there; and whether that is prose."""
 
     context: str
     after: str
     line_end: str = "\n"
+    is_prose: bool = True
 
     @classmethod
-    def of(cls, before: str, after: str) -> Caret:
+    def of(cls, before: str, after: str, *, is_markdown: bool = False) -> Caret:
         """
         Args:
+            before: all of the document before the caret.
             after: the rest of the line, with its end.
         """
         start = max(0, (len(before) - MAX_CONTEXT_CHARS) // CUT_STEP_CHARS * CUT_STEP_CHARS)
         lines = _LINE_END.findall(before) or _LINE_END.findall(after) or ["\n"]
         context = _LINE_END.sub("\n", before[start:])
-        return cls(_valid(context), _valid(after.rstrip("\r\n")[:MAX_SUFFIX_CHARS]), lines[-1])
+        suffix = _valid(after.rstrip("\r\n")[:MAX_SUFFIX_CHARS])
+        return cls(_valid(context), suffix, lines[-1], not is_markdown or is_prose(before))
 
     def as_in_document(self, text: str) -> str:
         """A text to insert, with the line ends of the document."""
@@ -109,18 +113,19 @@ class Suggestions:
         self.num_requests += 1
         is_deletion = caret.context != self._last.context and self._last.context.startswith(caret.context)
         self._last = caret
-        has_text_after = bool(caret.after.strip())
-        if not caret.context.strip() or (settings.mode == "off" and trigger is not Trigger.ASKED):
+        is_before_text = has_text_after(caret.after)
+        is_unwanted = settings.mode == "off" or (settings.prose_only and not caret.is_prose)
+        if not caret.context.strip() or (is_unwanted and trigger is not Trigger.ASKED):
             return None
-        if trigger is Trigger.TYPED and (has_text_after or is_deletion):
+        if trigger is Trigger.TYPED and (is_before_text or is_deletion):
             return None
-        is_idea = not has_text_after and (trigger is Trigger.ASKED or settings.mode == "pauses")
+        is_idea = not is_before_text and (trigger is Trigger.ASKED or settings.mode == "pauses")
         # By its number the server knows the newest; requests go by several connections, and overtake each other.
         body: dict[str, Any] = {"context": caret.context, "session": self.session, "sequence": self.num_requests}
         body["familiar_only"] = True
         body["strategy"] = "sample" if is_idea else "predict"
-        if has_text_after:
-            body["suffix"] = caret.after
+        if suffix := trim_suffix(caret.after):
+            body["suffix"] = suffix
         if settings.model:
             body["model_size"] = settings.model
         return body

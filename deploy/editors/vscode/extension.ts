@@ -27,6 +27,7 @@ export async function activate({ secrets, subscriptions }: vscode.ExtensionConte
       url,
       mode: settings.get<Mode>("mode", "live"),
       minUsefulness: settings.get("minUsefulness", 0),
+      proseOnly: settings.get("proseOnly", true),
       model: settings.get("model", ""),
     });
     registration?.dispose();

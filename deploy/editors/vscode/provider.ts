@@ -1,7 +1,7 @@
 // Inline suggestions for VS Code: when to request them, and how responses become completion items. VS Code shows the
 // items, cycles through them and filters them while the writer types. It does not know settings or the status bar.
 
-import { type Client, Problem } from "tercet-client";
+import { type Client, hasTextAfter, isProse, Problem, trimSuffix } from "tercet-client";
 import * as vscode from "vscode";
 
 import type { ProblemItem } from "./problem_item";
@@ -16,12 +16,17 @@ export interface Settings {
   mode: Mode;
   /** Predictions expected to save fewer keys are held back. */
   minUsefulness: number;
+  /** Nothing comes unasked in code, front matter and mathematics of `MARKDOWN`. */
+  proseOnly: boolean;
   /** Empty: the server's default. */
   model: string;
 }
 
 /** Unasked requests wait for this long without a key. In live mode it only joins keys of the same instant. */
 const DEBOUNCE_MS = { live: 30, pauses: 400 };
+
+/** Languages that are Markdown. Not LaTeX: it writes ``quotation marks'' as Markdown does code. */
+const MARKDOWN = ["markdown", "mdx", "rmd", "quarto", "plaintext"];
 
 /** The server reads only the last few hundred tokens of a document, so no more than this is sent. UTF-16 code units. */
 const MAX_CONTEXT_CHARS = 8192;
@@ -34,10 +39,11 @@ const CUT_STEP_CHARS = 4096;
 
 type Response = Awaited<ReturnType<Client["complete"]>>;
 
-/** A caret: the document, and the text before the caret. */
+/** A caret: the document, the text before the caret, and the rest of its line. */
 interface Caret {
   uri: string;
   context: string;
+  after: string;
 }
 
 export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
@@ -46,7 +52,7 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
   /** The last response, and where it was requested. */
   #answer: { caret: Caret; response: Response } | null = null;
   /** Of the last call, to recognise deletions. */
-  #lastCaret: Caret = { uri: "", context: "" };
+  #lastCaret: Caret = { uri: "", context: "", after: "" };
 
   constructor(problemItem: ProblemItem) {
     this.#problemItem = problemItem;
@@ -66,18 +72,24 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const settings = this.#settings;
     if (!settings) return [];
     const isExplicit = triggerKind === vscode.InlineCompletionTriggerKind.Invoke;
-    const caret = { uri: document.uri.toString(), context: textBefore(document, position) };
+    const { version } = document;
     const after = document.lineAt(position.line).text.slice(position.character);
+    const caret = { uri: document.uri.toString(), context: textBefore(document, position), after };
     const isDeletion = isBefore(caret, this.#lastCaret);
     this.#lastCaret = caret;
     if (!caret.context.trim() || isInsideWord(caret.context, after)) return [];
     if (!isExplicit) {
-      if (settings.mode === "off" || isDeletion || after.trim()) return [];
+      if (settings.mode === "off" || isDeletion || hasTextAfter(after)) return [];
+      const all = new vscode.Range(new vscode.Position(0, 0), position);
+      const mayBeCode = settings.proseOnly && MARKDOWN.includes(document.languageId);
+      if (mayBeCode && !isProse(document.getText(all))) return [];
       const items = this.#itemsThatStillHold(caret, position);
       if (items.length || !(await isUncancelledAfter(DEBOUNCE_MS[settings.mode], token))) return items;
     }
+    const suffix = hasTextAfter(after) ? "" : trimSuffix(after);
     const request = {
       context: caret.context,
+      ...(suffix && { suffix }),
       strategy: isExplicit || settings.mode === "pauses" ? "sample" : "predict",
       familiar_only: true,
       single_line: after.trim() !== "",
@@ -86,6 +98,7 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const response = await this.#request(settings, request, token);
     if (!response) return [];
     this.#answer = { caret, response };
+    if (document.version !== version) return []; // the answer may suit the next call, which has the new position
     return this.#itemsThatStillHold(caret, position);
   }
 
@@ -122,7 +135,7 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
   /** Items of the last answer that agree with what was typed since, and extend it. */
   #itemsThatStillHold(caret: Caret, position: vscode.Position): vscode.InlineCompletionItem[] {
     const answer = this.#answer;
-    if (answer?.caret.uri !== caret.uri || !caret.context.startsWith(answer.caret.context)) return [];
+    if (answer?.caret.uri !== caret.uri || answer.caret.after !== caret.after || !caret.context.startsWith(answer.caret.context)) return [];
     const typed = caret.context.slice(answer.caret.context.length);
     const minUsefulness = this.#settings?.minUsefulness ?? 0;
     return answer.response.sentences.flatMap(({ value, usefulness = Infinity }, index) => {

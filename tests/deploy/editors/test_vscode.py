@@ -145,6 +145,27 @@ def test_nothing_is_offered_unasked_in_mid_line_after_a_deletion_or_when_off(edi
     assert len(editor.complete("The old man looked at the sea ", isExplicit=True)) == 3
 
 
+def test_words_are_offered_before_marks_that_the_editor_has_closed(editor: Host) -> None:
+    offered = editor.complete("(“The old man looked at ", after=".”)")
+    assert offered
+    assert not any(text != text.rstrip() for text in offered)
+    assert editor.complete("(“The old man looked at ", after=".”) and") == []  # not what was offered for another text
+
+
+def test_nothing_is_offered_unasked_in_code(editor: Host) -> None:
+    code = "a\n\n```\nThe old man looked at "
+    assert editor.complete(code) == []
+    assert editor.complete(code, isExplicit=True)
+    editor.call("configure", settings={"tercet.proseOnly": False})
+    assert editor.complete(code)
+
+
+def test_nothing_is_offered_for_a_text_that_has_changed_meanwhile(editor: Host) -> None:
+    number = editor.start("complete", before=OPENING, isExplicit=True)
+    editor.call("change")
+    assert editor.result(number) == []
+
+
 def test_predictions_of_little_use_are_held_back(editor: Host) -> None:
     assert editor.complete("The old man looked at ")
     editor.call("configure", settings={"tercet.minUsefulness": 100})

@@ -40,8 +40,9 @@ class InlineCompletionItem implements Pick<vscode.InlineCompletionItem, "insertT
 }
 
 /** A document of one text, whose end is the caret. */
-class TextDocument implements Pick<vscode.TextDocument, "uri" | "languageId" | "getText" | "offsetAt" | "positionAt"> {
+class TextDocument implements Pick<vscode.TextDocument, "uri" | "version" | "languageId" | "getText" | "offsetAt" | "positionAt"> {
   readonly uri = { toString: () => "file:///notes.md" } as vscode.Uri;
+  version = 1;
   #lines: string[];
 
   constructor(readonly languageId: string, text: string) {
@@ -169,6 +170,7 @@ const secrets = {
 
 const subscriptions: vscode.Disposable[] = [];
 const tokens: CancellationToken[] = [];
+let lastDocument: TextDocument | null = null;
 
 /** The commands of the tests. */
 const control: Record<string, (fields: any) => unknown> = {
@@ -194,12 +196,17 @@ const control: Record<string, (fields: any) => unknown> = {
   async complete({ before, after = "", isExplicit = false, language = "markdown" }) {
     if (!provider || !selector.some((filter) => filter.language === language)) return null;
     const document = new TextDocument(language, before + after);
+    lastDocument = document;
     const token = new CancellationToken();
     tokens.push(token);
     const context = { triggerKind: isExplicit ? 0 : 1, selectedCompletionInfo: undefined };
     return provider.provideInlineCompletionItems(
       document as unknown as vscode.TextDocument, document.positionAt(before.length), context, token,
     );
+  },
+  /** Another view, or a program, changes the document of the last completion. */
+  change() {
+    if (lastDocument) lastDocument.version += 1;
   },
   cancel() {
     for (const token of tokens.splice(0)) token.cancel();

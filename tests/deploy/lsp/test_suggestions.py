@@ -9,6 +9,7 @@ from deploy.lsp.suggestions import MAX_CONTEXT_CHARS, Answer, Caret, Sentence, S
 
 LIVE = EditorSettings()
 OFF = EditorSettings(mode="off")
+CODE = Caret.of("```\nThe se", "", is_markdown=True)
 
 
 def caret(context: str, after: str = "") -> Caret:
@@ -40,6 +41,12 @@ def test_each_document_has_a_session_of_its_own() -> None:
         ("The sea", caret("The se"), Trigger.LISTED, LIVE, True),
         ("", caret("The se", " was calm"), Trigger.TYPED, LIVE, False),  # text follows on the line
         ("", caret("The se", "  "), Trigger.TYPED, LIVE, True),
+        ("", caret("(“The se", "**”), "), Trigger.TYPED, LIVE, True),  # marks that editors close by themselves
+        ("", caret("(The se", ") was"), Trigger.TYPED, LIVE, False),
+        ("", CODE, Trigger.TYPED, LIVE, False),
+        ("", CODE, Trigger.LISTED, LIVE, False),
+        ("", CODE, Trigger.ASKED, LIVE, True),
+        ("", CODE, Trigger.TYPED, EditorSettings(prose_only=False), True),
         ("", caret("The se"), Trigger.TYPED, OFF, False),
         ("", caret("The se"), Trigger.LISTED, OFF, False),
         ("", caret("The se"), Trigger.ASKED, OFF, True),
@@ -58,6 +65,9 @@ def test_before_text_on_the_line_the_gap_is_filled() -> None:
     found = Suggestions().request(caret("The sea was ", "and calm\r\n"), Trigger.ASKED, LIVE)
     assert found is not None
     assert (found["suffix"], found["strategy"]) == ("and calm", "predict")
+    found = Suggestions().request(caret("“*The sea", "*.”"), Trigger.ASKED, LIVE)
+    assert found is not None
+    assert (found["suffix"], found["strategy"]) == (".”", "sample")
 
 
 def test_what_agrees_with_the_typed_text_stays() -> None:
