@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
-from shared.home import START_DIRECTORY, absolute_path, home_directory
+from shared.home import START_DIRECTORY, absolute_path, home_directory, start_directory
 from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
 from shared.run_paths import default_run_path
 
@@ -48,6 +48,8 @@ Placement = Literal["auto", "spread", "pack"]
 Compute = Literal["auto", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+_MODEL_ENTRY = re.compile(r"""(?:="[^"]*"|='[^']*'|[^,])+""")
+_COUNTED = re.compile(r"(.*)\*(\d{1,3})")
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 # host:port, with IPv6 in brackets. `\d` would match the digits of every script.
 _HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?")
@@ -92,7 +94,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One entry of `TERCET_MODELS`: `name`, `name=source`, each with `*count` per device."""
+    """One entry of `TERCET_MODELS`: `name`, `name=source`, each with `*count` per device.
+
+    A source may stand in quotation marks, and must if it has a comma or ends like a count.
+    """
 
     name: str
     source: str | None = None
@@ -100,6 +105,9 @@ class ModelSpec:
 
     def __str__(self) -> str:
         source = "" if self.source is None else f"={self.source}"
+        if "," in source or _COUNTED.fullmatch(source):
+            quote = "'" if '"' in source else '"'
+            source = f"={quote}{self.source}{quote}"
         return f"{self.name}{source}" + (f"*{self.count}" if self.count != 1 else "")
 
 
@@ -153,11 +161,26 @@ def _address(text: str) -> Address:
 
 def _models(text: str) -> tuple[ModelSpec, ...]:
     specs = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
+    parts = _MODEL_ENTRY.findall(text)
+    for place, entry in enumerate(part.strip() for part in parts):
+        if not entry:
+            continue
         body, count = entry, 1
-        if match := re.fullmatch(r"(.*)\*(\d{1,3})", entry):
+        if match := _COUNTED.fullmatch(entry):
             body, count = match[1], int(match[2])
         name, _, source = body.partition("=")
+        if quoted := re.fullmatch(r"""(["'])(.+)\1""", source):
+            source = quoted[2]
+        elif source.startswith(('"', "'")):
+            raise ValueError(f"has an entry {entry!r} whose quotation mark is not closed")
+        elif source:
+            for end in range(place, len(parts)):
+                path = ",".join(parts[place : end + 1]).partition("=")[2].strip()
+                if path != source and os.path.exists(Path(start_directory(), os.path.expanduser(path))):
+                    raise ValueError(
+                        f'has {name}={path}, and there is a path of this name: write {name}="{path}" for it, or '
+                        f'{name}="{source}" for {source}, with what follows behind the quotation mark'
+                    )
         if "/" in body and "=" not in body:
             raise ValueError(f"has {entry!r} without a name: write NAME={entry}, like legal=/models/gpt2")
         if not _MODEL_NAME.fullmatch(name) or count < 1 or (not source and "=" in body):
@@ -370,7 +393,7 @@ class ModelSettings:
 
     Attributes:
         models: models on each device, like small*2,medium, legal=/models/legal-gpt2 or x=/models/x.gguf; *2 means two
-            workers
+            workers; a path with a comma or a count at its end stands in quotation marks, like x="/models/a,b"*2
         dtype: data type of the weights; auto takes the fastest that keeps the model's quality on its device
         similarity: sentences at least this similar, character by character, are duplicates: the second is replaced
         predict_temperature: divisor of the logits that calibrates the probabilities of predicted words (strategy

@@ -121,6 +121,39 @@ def test_plan_prints_the_plan_that_it_writes(tmp_path: Path) -> None:
     assert "cuda:1" in tercet("plan", **environ).stdout
 
 
+@pytest.mark.parametrize(
+    ("directory", "written", "count"),
+    [
+        ("a,b", '"{}"', 1),
+        ("a*2", '"{}"*3', 3),
+        ("a, b*2", "'{}'", 1),
+        ('a"b,c', "'{}'*2", 2),
+        ("it's", "{}*2", 2),
+        ("a,b", "{}", "a,b"),
+        ("a*2", "{}", "a*2"),
+        ("a,b,c*2", "{},embedded", "a,b,c*2"),
+        ("a*2,b", "{}", "a*2,b"),
+        ("a,b", '"{}', "quotation mark is not closed"),
+    ],
+)
+def test_plan_reads_a_directory_of_any_name(tmp_path: Path, directory: str, written: str, count: int | str) -> None:
+    """Or says how to write it, where it could mean another."""
+    model = tmp_path / directory
+    model.symlink_to(ROOT / "workers/checkpoints/embedded")
+    models = f"mine={written.format(model)}"
+    done = tercet("plan", "--json", TERCET_RUN_DIR=str(tmp_path / "run"), TERCET_DEVICES="cpu", TERCET_MODELS=models)
+    if isinstance(count, int):
+        assert done.returncode == 0, done.stderr
+        plan = msgspec.json.decode(done.stdout, type=Plan)
+        assert [slot.model for slot in plan.slots] == ["mine"] * count
+        spec = ModelSpec("mine", str(model), count)
+        assert Settings.load({"TERCET_MODELS": str(spec)}).model.models == (spec,)
+    else:
+        assert done.returncode == 1
+        wanted = f'write mine="{tmp_path / count}" for it' if count.startswith("a") else count
+        assert wanted in done.stderr
+
+
 @pytest.mark.parametrize(("visible", "expected"), [("", 0), ("NoDevFiles", 0), ("3,1", 2), ("0,-1,1", 1)])
 def test_visible_devices_are_counted_as_cuda_reads_them(visible: str, expected: int) -> None:
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
