@@ -2,6 +2,7 @@
 // itself cannot be downloaded by the tests, so this is a stand-in: it implements the parts of the `obsidian` module
 // that the plug-in uses, with their types from the package `obsidian`.
 
+import { closeBrackets } from "@codemirror/autocomplete";
 import * as commands from "@codemirror/commands";
 import * as state from "@codemirror/state";
 import * as cmView from "@codemirror/view";
@@ -16,6 +17,7 @@ const registered: { commands: obsidian.Command[]; extensions: state.Extension[];
 const elements: HTMLElement[] = [];
 const plugins = new Compartment();
 let stored: unknown = null;
+const listKeys: string[] = [];
 
 const editor = new EditorView({
   state: EditorState.create({
@@ -23,6 +25,7 @@ const editor = new EditorView({
       commands.history(),
       keymap.of([commands.indentWithTab, ...commands.historyKeymap, ...commands.defaultKeymap]),
       EditorView.lineWrapping,
+      closeBrackets(),
       plugins.of([]),
     ],
   }),
@@ -110,6 +113,20 @@ class DropdownControl extends Control<HTMLSelectElement> {
   }
 }
 
+class ToggleControl {
+  constructor(readonly element: HTMLInputElement) {}
+
+  setValue(isOn: boolean): this {
+    this.element.checked = isOn;
+    return this;
+  }
+
+  onChange(run: (isOn: boolean) => unknown): this {
+    this.element.addEventListener("input", () => run(this.element.checked));
+    return this;
+  }
+}
+
 /** Here the name of a secret is typed; Obsidian offers a list. */
 class SecretComponent extends Control<HTMLInputElement> {
   constructor(_app: obsidian.App, container: HTMLElement) {
@@ -141,6 +158,11 @@ class Setting {
 
   addDropdown(add: (control: DropdownControl) => unknown): this {
     add(new DropdownControl(append(this.#element, "select", {})));
+    return this;
+  }
+
+  addToggle(add: (control: ToggleControl) => unknown): this {
+    add(new ToggleControl(append(this.#element, "input", { type: "checkbox" })));
     return this;
   }
 
@@ -199,13 +221,20 @@ const host = {
   openSettings() {
     registered.tabs[0]?.display();
   },
+  /** Open a list with a chosen entry, as Obsidian's for links. The keys that reach it are recorded. */
+  openList() {
+    const list = append(document.body, "div", { className: "suggestion-container" });
+    append(list, "div", { className: "suggestion-item is-selected", textContent: "A note" });
+    document.addEventListener("keydown", ({ key }) => listKeys.push(key));
+  },
+  listKeys: () => listKeys,
   /** What the plug-in has stored. */
   stored: () => stored,
   /** The document, without ghost text. */
   text: () => editor.state.doc.toString(),
 };
 
-Object.assign(window, { host });
+Object.assign(window, { host, activeDocument: document });
 
 /** Append an element that `unload` removes. */
 function append<K extends keyof HTMLElementTagNameMap>(

@@ -60,6 +60,10 @@ class Obsidian:
             self.type(text)
         self._page.wait_for_timeout(200)
 
+    def wait_until_readable(self) -> None:
+        """Only what was visible for 200 ms is accepted."""
+        self._page.wait_for_timeout(300)
+
     def press(self, *keys: str) -> None:
         for key in keys:
             self._page.keyboard.press(key)
@@ -139,6 +143,47 @@ def test_typing_shows_ghost_text_and_tab_accepts_it(load: Callable[..., Obsidian
     assert obsidian.requests[-1]["strategy"] == "predict"
     obsidian.press("Control+z")
     assert obsidian.value == "The old man looked at "
+
+
+def test_words_are_suggested_before_marks_that_the_editor_has_closed(load: Callable[..., Obsidian]) -> None:
+    obsidian = load()
+    obsidian.type('The man (he said "I looked at ')
+    assert obsidian.value == 'The man (he said "I looked at ")'
+    expect(obsidian.ghost).to_be_visible()
+    shown = obsidian.ghost.text_content() or ""
+    obsidian.wait_until_readable()
+    obsidian.press("Tab")
+    assert obsidian.value == f'The man (he said "I looked at {shown}")'  # no space before the bracket
+
+
+@pytest.mark.parametrize("key", ["Tab", "Enter", "Escape", "ArrowDown", "ArrowRight"])
+def test_the_keys_of_an_open_list_are_left_to_it(load: Callable[..., Obsidian], key: str) -> None:
+    obsidian = load(isOn=False)
+    obsidian.type(OPENING)
+    obsidian.call("run", "suggest")
+    expect(obsidian.suggestions).to_have_count(3)
+    obsidian.wait_until_readable()
+    obsidian.call("openList")
+    obsidian.press(key)
+    assert obsidian.call("listKeys") == [key]
+    assert obsidian.value.strip() == OPENING.strip()
+
+
+def test_nothing_comes_unasked_in_code_unless_the_setting_is_off(load: Callable[..., Obsidian]) -> None:
+    obsidian = load()
+    obsidian.type("~~~\n")
+    obsidian.wait_until_readable()
+    num_requests = len(obsidian.requests)
+    obsidian.type(OPENING)
+    obsidian.wait_until_readable()
+    assert len(obsidian.requests) == num_requests
+    obsidian.call("run", "suggest")
+    expect(obsidian.suggestions).to_have_count(3)
+    obsidian.press("Escape")
+    obsidian.call("openSettings")
+    obsidian.settings.get_by_label("Only in prose").uncheck()
+    obsidian.type_and_wait_for_response(" and")
+    assert obsidian.call("stored")["proseOnly"] is False
 
 
 def test_tab_indents_while_nothing_is_shown(load: Callable[..., Obsidian]) -> None:

@@ -7,8 +7,9 @@ import { type Editor, Notice, Platform, Plugin } from "obsidian";
 import { Client, type Problem } from "tercet-client";
 import { completerOf, tercet } from "tercet-client/codemirror";
 
+import { proseOnly } from "./prose_only";
 import { DEFAULT_SETTINGS, type Settings, SettingsTab } from "./settings";
-import { tabKey } from "./tab_key";
+import { isListUsed, tabKey } from "./tab_key";
 
 export default class TercetPlugin extends Plugin {
   declare settings: Settings;
@@ -44,20 +45,22 @@ export default class TercetPlugin extends Plugin {
   }
 
   #configure(): void {
-    const { url, secret, isOn, mode, minUsefulness, model } = this.settings;
+    const { url, secret, isOn, minUsefulness, model } = this.settings;
+    const mode = isOn ? this.settings.mode : "off";
     const key = (secret && this.app.secretStorage.getSecret(secret)) || "";
     const extension = tercet({
       client: new Client({ url, key }),
-      mode: isOn ? mode : "off",
+      mode,
       minUsefulness,
       options: () => (model ? { model_size: model } : {}),
       insertsSpace: true,
+      isOtherListUsed: isListUsed,
       show: ({ problem, suggestions }) => {
         if (suggestions.length) this.#clearProblem();
         else if (problem) this.#showProblem(problem);
       },
     });
-    this.#extensions.splice(0, Infinity, tabKey, extension);
+    this.#extensions.splice(0, Infinity, tabKey, extension, this.settings.proseOnly ? proseOnly(mode) : []);
     this.app.workspace.updateOptions();
     this.#clearProblem();
   }

@@ -12,12 +12,14 @@ export interface Settings {
   mode: "live" | "pauses";
   /** In live mode, suggestions expected to save fewer keys are held back. */
   minUsefulness: number;
+  /** Nothing comes unasked in code, front matter and mathematics. */
+  proseOnly: boolean;
   /** Empty: the server's default. */
   model: string;
 }
 
 export const DEFAULT_SETTINGS: Settings = {
-  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", minUsefulness: 0, model: "",
+  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", minUsefulness: 0, proseOnly: true, model: "",
 };
 
 const MODES = { live: "At every key: likely next words", pauses: "At pauses: ideas", off: "On request only" };
@@ -33,7 +35,7 @@ export class SettingsTab extends PluginSettingTab {
 
   override display(): void {
     const plugin = this.#plugin;
-    const { url, secret, isOn, mode, minUsefulness, model } = plugin.settings;
+    const { url, secret, isOn, mode, minUsefulness, proseOnly, model } = plugin.settings;
     this.containerEl.replaceChildren();
     this.#add("Server", `Its setting TERCET_ORIGINS must list ${location.origin}.`).addText((text) =>
       text.setPlaceholder(DEFAULT_SETTINGS.url).setValue(url)
@@ -46,6 +48,8 @@ export class SettingsTab extends PluginSettingTab {
     this.#add("Eagerness", "Which likely next words are shown.").addDropdown((dropdown) =>
       dropdown.addOptions(EAGERNESS).setValue(String(minUsefulness))
         .onChange((value) => plugin.change({ minUsefulness: Number(value) })));
+    this.#add("Only in prose", "Not in code, properties and mathematics, unless you ask.").addToggle((toggle) =>
+      toggle.setValue(proseOnly).onChange((value) => plugin.change({ proseOnly: value })));
     this.#add("Model", "Empty: the server's default.").addText((text) =>
       text.setValue(model).onChange((value) => plugin.change({ model: value.trim() })));
   }
