@@ -28,7 +28,7 @@ MAX_LINE_BYTES = 64 << 10
 PARENT_POLL_S = 1.0
 
 # At the end of a line: after a bad header follows a body of unknown length, which no line break ends.
-_CONTENT_LENGTH = re.compile(rb"content-length:[ \t]*([0-9]{1,18})[ \t]*\r?\n\Z", re.IGNORECASE)
+_CONTENT_LENGTH = re.compile(rb"(?<!-)content-length:[ \t]*([0-9]{1,18})[ \t]*\r?\n\Z", re.IGNORECASE)
 _FIELD = re.compile(rb"[!-9;-~]+:")
 
 
@@ -141,13 +141,20 @@ def _is_alive(pid: int) -> bool:
 TextDocument.lines = property(lambda document: tuple(io.StringIO(document.source, newline="")))  # type: ignore[assignment,method-assign]
 
 
-def _position_in_line(codec: PositionCodec, lines: Sequence[str], position: types.Position) -> ServerTextPosition:
-    """LSP: a character beyond the end of a line is its end. pygls takes the character before it, or the line break."""
-    if position.line < len(lines):
-        end = codec.client_num_units(lines[position.line].rstrip("\r\n"))
-        position = types.Position(position.line, min(position.character, end))
-    return _pygls_position(codec, lines, position)
+def position_in_text(codec: PositionCodec, lines: Sequence[str], position: types.Position) -> types.Position:
+    """The position, or the end of the line or text that it is beyond."""
+    last = len(lines) - (1 if lines and not lines[-1].endswith(("\n", "\r")) else 0)
+    number = min(position.line, last)
+    end = codec.client_num_units(lines[number].rstrip("\r\n")) if number < len(lines) else 0
+    return types.Position(number, min(position.character, end) if number == position.line else end)
+
+
+def _position_from_client_units(
+    codec: PositionCodec, lines: Sequence[str], position: types.Position
+) -> ServerTextPosition:
+    """pygls takes the character before the end of a line for one beyond it, or its line break."""
+    return _pygls_position(codec, lines, position_in_text(codec, lines, position))
 
 
 _pygls_position = PositionCodec.position_from_client_units
-PositionCodec.position_from_client_units = _position_in_line  # type: ignore[assignment,method-assign]
+PositionCodec.position_from_client_units = _position_from_client_units  # type: ignore[assignment,method-assign]

@@ -22,7 +22,7 @@ from pygls.lsp.server import LanguageServer
 from deploy.gateway_client import client_options, server_url
 from deploy.lsp.editor_settings import EditorSettings, read_settings
 from deploy.lsp.gateway import Gateway, Problem, Superseded
-from deploy.lsp.protocol import Protocol
+from deploy.lsp.protocol import Protocol, position_in_text
 from deploy.lsp.suggestions import Caret, Offer, Suggestions, Trigger
 from shared.errors import StartError
 from shared.settings import Settings
@@ -148,6 +148,11 @@ class TercetLanguageServer(LanguageServer):
         before, after = "".join(lines[: at.line]) + line[: at.character], line[at.character :]
         return Caret.of(before, after, is_markdown=document.language_id in MARKDOWN)
 
+    def position(self, uri: str, position: types.Position) -> types.Position:
+        """The position, or the end of the line or document that it is beyond."""
+        document = self.workspace.text_documents.get(unquote(uri))
+        return position_in_text(document.position_codec, document.lines, position) if document else position
+
     async def _fetch_settings(self) -> None:
         items = [types.ConfigurationItem(section=SECTION)]
         try:
@@ -222,11 +227,12 @@ async def _inline_completion(
 ) -> list[types.InlineCompletionItem] | None:
     is_asked = params.context.trigger_kind is types.InlineCompletionTriggerKind.Invoked
     trigger = Trigger.ASKED if is_asked else Trigger.TYPED
-    found = await ls.offers(params.text_document.uri, params.position, trigger)
+    position = ls.position(params.text_document.uri, params.position)
+    found = await ls.offers(params.text_document.uri, position, trigger)
     if found is None:
         return None  # an empty list would take away what the editor still shows
     caret, offers = found
-    here = types.Range(params.position, params.position)
+    here = types.Range(position, position)
     return [
         types.InlineCompletionItem(caret.as_in_document(offer.text), range=here, command=_acceptance(offer))
         for offer in offers
@@ -235,13 +241,14 @@ async def _inline_completion(
 
 async def _completion(ls: TercetLanguageServer, params: types.CompletionParams) -> types.CompletionList:
     """Whole words: an editor filters a list by the word before the caret, and replaces that word."""
-    found = await ls.offers(params.text_document.uri, params.position, Trigger.LISTED)
+    position = ls.position(params.text_document.uri, params.position)
+    found = await ls.offers(params.text_document.uri, position, Trigger.LISTED)
     if found is None:
         return types.CompletionList(is_incomplete=True, items=[])
     caret, offers = found
     word = caret.word
     num_units = ls.workspace.position_codec.client_num_units(word)
-    start = types.Position(params.position.line, params.position.character - num_units)
+    start = types.Position(position.line, position.character - num_units)
     items = []
     for place, offer in enumerate(offers):
         text = word + caret.as_in_document(offer.text)
@@ -252,7 +259,7 @@ async def _completion(ls: TercetLanguageServer, params: types.CompletionParams) 
                 kind=types.CompletionItemKind.Text,
                 sort_text=str(place),
                 filter_text=text,
-                text_edit=types.TextEdit(types.Range(start, params.position), text),
+                text_edit=types.TextEdit(types.Range(start, position), text),
                 insert_text_mode=types.InsertTextMode.AsIs,  # prose is not indented
                 command=_acceptance(offer),
             )

@@ -61,10 +61,15 @@ def start(editor: Editor, line: int, character: int) -> int:
     return editor.start("textDocument/completion", position)
 
 
+def raw_items(editor: Editor, number: int) -> list[dict[str, Any]]:
+    result = editor.answer(number)["result"] or []
+    found: list[dict[str, Any]] = result if isinstance(result, list) else result["items"]
+    return found
+
+
 def items(editor: Editor, number: int) -> list[tuple[str, Any]]:
     """The texts to insert, and the commands."""
-    result = editor.answer(number)["result"] or []
-    found = result if isinstance(result, list) else result["items"]
+    found = raw_items(editor, number)
     return [(item.get("insertText") or item["textEdit"]["newText"], item["command"]) for item in found]
 
 
@@ -77,6 +82,16 @@ def test_line_ends_are_those_of_the_document(editor: Editor, line_end: str) -> N
     assert [request["context"] for request in editor.requests] == ["One", "One\nthe"]
     editor.run(command)
     assert editor.requests[-1]["characters"] == len(TEXT)
+
+
+@pytest.mark.parametrize(("text", "line", "character"), [("A\nthe", 1, 50), ("A\nthe", 9, 0), ("A\nthe\nB", 1, 4)])
+def test_a_position_beyond_the_end_of_a_line_is_its_end(editor: Editor, text: str, line: int, character: int) -> None:
+    editor.open(text)
+    [item] = raw_items(editor, start(editor, line, character))
+    span = item.get("range") or item["textEdit"]["range"]
+    first = 3 if "range" in item else 0  # a list replaces the word
+    assert span == {"start": {"line": 1, "character": first}, "end": {"line": 1, "character": 3}}
+    assert editor.requests[0]["context"] == "A\nthe"
 
 
 @pytest.mark.parametrize("change", ["The", "tha", "the end", "", None])
