@@ -30,7 +30,6 @@ COMMANDS = {
     "settings": "deploy.commands.settings:show_settings",
     "complete": "deploy.commands.complete:complete",
     "lsp": "deploy.lsp.command:lsp",
-    "calibrate": "deploy.calibrate.command:calibrate",
     "deploy": "deploy.aws.command:deploy_commands",
 }
 

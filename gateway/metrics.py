@@ -63,7 +63,6 @@ class Metrics:
             "Characters of accepted suggestions that were reported as still there later",
             ["strategy", "rank"],
         )
-        # What `tercet calibrate --metrics` reads.
         self.predictions = counter(
             "tercet_predictions",
             "Suggestions of the strategy predict by action (shown, the feedback, or kept: reports of kept characters)"

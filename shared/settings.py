@@ -397,8 +397,8 @@ class ModelSettings:
         dtype: data type of the weights; auto takes the fastest that keeps the model's quality on its device
         similarity: sentences at least this similar, character by character, are duplicates: the second is replaced
         predict_temperature: divisor of the logits that calibrates the probabilities of predicted words (strategy
-            predict); `tercet calibrate` fits it
-        min_usefulness: predictions that should save fewer keys are not shown; `tercet calibrate` fits it
+            predict)
+        min_usefulness: predictions that should save fewer keys are not shown
         min_familiarity: mean log-probability of a character at the end of the context; below it, requests with
             familiar_only get no suggestion
     """

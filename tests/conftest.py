@@ -32,7 +32,6 @@ TIER_BY_PATH = {
     "tests/chaos": "integration",
     "tests/clients": "full",
     "tests/deploy/aws": "integration",
-    "tests/deploy/calibrate/test_command.py": "integration",
     "tests/deploy/editors": "full",
     "tests/deploy/npm": "integration",
     "tests/deploy/test_moving.py": "integration",

@@ -35,7 +35,7 @@ _SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteReque
 
 @dataclass(frozen=True, slots=True)
 class PredictionSettings:
-    """What `tercet calibrate` fits.
+    """Which predicted words are shown.
 
     Attributes:
         temperature: calibrates the probabilities of predicted words.

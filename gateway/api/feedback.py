@@ -26,7 +26,7 @@ from shared.errors import InvalidJson, InvalidRequest, UnknownAnswer, invalid_fi
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _WITHIN_S = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_S), "+Inf")
-# Upper bounds of a prediction's usefulness, and the values of the label `up_to_keys`, which `tercet calibrate` reads.
+# Upper bounds of a prediction's usefulness, and the values of the label `up_to_keys`.
 USEFULNESS_BOUNDS_KEYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 UP_TO_KEYS = (*(f"{bound:g}" for bound in USEFULNESS_BOUNDS_KEYS), "+Inf")
 _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.gpus import list_gpus
-from deploy.load.passages import choose_passages
 from deploy.load.run import measured_run
 from deploy.load.server import ROOT
 from deploy.tune.command import MAX_CLIENTS, parse_clients
@@ -33,7 +32,7 @@ from tests.bench.gpu.cli import bench_gpu, choose
 from tests.bench.quality import replay
 from tests.bench.quality.familiarity import familiarity_table, run_familiarity
 from tests.bench.quality.gap import gap_table, run_gaps
-from tests.bench.quality.history import history_table, run_history
+from tests.bench.quality.passages import choose_passages
 from tests.bench.quality.suggestions import sample_openings, samples_table
 from tests.bench.quality.typist import (
     KINDS,
@@ -361,24 +360,6 @@ def bench_familiarity(
     with _run("familiarity", options) as result:
         run_familiarity(options, novels, result, err, options.load_settings().server.cache_dir)
     _report(result, [familiarity_table(result.rows)])
-
-
-@bench.command("history")
-def bench_history(
-    corpus: Annotated[Path, typer.Option(help="Training corpus, as for `make embedded`.", exists=True)],
-    passages: Annotated[int, typer.Option(min=2, help="Passages of each book.")] = 6,
-    words: Annotated[int, typer.Option(min=1, help="Words of each passage.")] = 60,
-    quick: Quick = False,
-    models: Models = "embedded",
-) -> None:
-    """Whether the words of a writer's other book would improve predictions: a study of what Tercet does not have."""
-    options = _options(models, "cpu", 1, quick, None, 0)
-    books = {book.title: book.text for book in read_books(corpus)}
-    if quick:
-        passages, words = QUICK_PASSAGES, QUICK_WORDS
-    with _run("history", options) as result:
-        run_history(options.load_settings().model.models[0], books, passages, words, result, err)
-    _report(result, [history_table(result.rows)])
 
 
 @bench.command("page")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 from deploy.load.server import ROOT
-from tests.bench.quality.history import PAIRS
-from tests.bench.quality.replay import PROSE
 from tests.bench.speed.rows import TARGETS
 
 
@@ -147,19 +144,6 @@ def test_gap() -> None:
     assert all(0 <= row["exact"] <= row["first_word"] <= 1 for row in rows)
     assert rows[-1]["num_gaps"] == 12
     assert "first word, with suffix" in shown
-
-
-def test_history(tmp_path: Path) -> None:
-    """The two books of a pair are the same here, so what is learned is what is written."""
-    prose = PROSE.read_text(encoding="utf-8")
-    books = [f"<|book|> {author} - {title}\n\n{prose}\n" for author, pair in PAIRS.items() for title in pair]
-    corpus = tmp_path / "train.txt.xz"
-    corpus.write_bytes(lzma.compress("".join(books).encode()))
-    document, shown = run("history", "--quick", "--corpus", str(corpus))
-    points = {(row["book"], row["source"], row["weight"], row["is_growing"]): row["points"] for row in document["rows"]}
-    assert points["all", "none", 0.0, False] == 0
-    assert points["all", "history", 0.2, True] > points["all", "sent", 0.2, True]
-    assert "points more than the model alone" in shown.lower()
 
 
 def test_page() -> None:

@@ -9,18 +9,25 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.calibrate.predictions import running_engine
+from deploy.load.prompts import tokenizer_of
 from deploy.load.run import progress
+from shared.cpu_features import num_cores
 from shared.protocol import MAX_SCORED_TOKENS, GenerateRequest
-from shared.settings import Settings
+from shared.settings import ModelSpec, Settings
 from tests.bench.run import BenchDocument, Options
+from workers.checkpoints.resolve import resolve
+from workers.codec import Codec
+from workers.engine.engine import Engine, EngineConfig
+from workers.engine.loader import load_model
 from workers.prompt_score import prompt_score, scoring_request
+from workers.text.token_healing import TokenHealing
 
 TEXTS = Path(__file__).with_name("texts")
 KNOWN = ("letters", "documentation", "essays")
@@ -45,6 +52,23 @@ def read_kinds(novels: Mapping[str, str]) -> dict[str, list[str]]:
     kinds = {"novels": list(novels.values())} if novels else {}
     kinds |= {kind: [path.read_text("utf-8") for path in sorted((TEXTS / kind).glob("*.txt"))] for kind in KNOWN}
     return kinds | {path.stem: [path.read_text("utf-8")] for path in sorted((TEXTS / "unfamiliar").glob("*.txt"))}
+
+
+@contextmanager
+def running_engine(spec: ModelSpec, cache: Path | None) -> Iterator[tuple[Engine, Codec]]:
+    """A warm engine in this process."""
+    checkpoint = resolve(spec.name, spec.source, cache=cache)
+    tokenizer = tokenizer_of(checkpoint)
+    loaded = load_model(Path(checkpoint.directory), dtype="int8", tokenizer=tokenizer)
+    config = EngineConfig(num_threads=num_cores(), hang_s=0)
+    engine = Engine(config, lambda _: loaded, on_fatal=lambda _: None)
+    engine.start()
+    while engine.status().state not in {"warm", "failed"}:
+        time.sleep(0.01)
+    try:
+        yield engine, Codec(TokenHealing(tokenizer), loaded.config.n_positions)
+    finally:
+        engine.stop(0)
 
 
 def run_familiarity(

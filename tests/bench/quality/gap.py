@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.passages import trim_context
 from deploy.load.run import progress
+from tests.bench.quality.passages import trim_context
 from tests.bench.quality.suggestions import SEEDS_APART, gateway_source
 from tests.bench.quality.typist import describe_latencies
 from tests.bench.run import BenchDocument, Options

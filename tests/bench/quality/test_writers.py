@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.load.passages import Passage
 from tests.bench.quality import writers
 from tests.bench.quality.keystrokes import Answer, Suggest
+from tests.bench.quality.passages import Passage
 from tests.bench.quality.writers import PageWriter, first_clause, pause_before, write_by_literature, write_by_pause
 
 LATENCY_MS = 12.0

@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.passages import Passage
 from deploy.load.run import progress
 from deploy.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer, SavingsRow, Suggest, Usage, savings_row
+from tests.bench.quality.passages import Passage
 from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_source
 from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature, write_by_pause
 from tests.bench.rounds import percentile

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
 from typing import TypeAlias
 
-from deploy.load.passages import Passage
 from tests.bench.quality.keystrokes import Answer, Suggest, Usage
+from tests.bench.quality.passages import Passage
 
 KEY_INTERVAL_MS = 200.0  # five keys a second, on average
 # Deviation of the logarithm of the time between two keys. An assumption: a regular rhythm, with a key every 200 ms,

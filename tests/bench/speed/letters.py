@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.passages import Passage
 from deploy.load.run import progress
+from tests.bench.quality.passages import Passage
 from tests.bench.quality.writers import CHORD_KEYS, MIN_VISIBLE_MS, TAKE_KEYS, key_intervals_ms, pause_before
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import start_server

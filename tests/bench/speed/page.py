@@ -22,9 +22,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.passages import choose_passages
 from deploy.load.run import progress
 from shared.errors import StartError
+from tests.bench.quality.passages import choose_passages
 from tests.bench.quality.writers import key_intervals_ms
 from tests.bench.rounds import percentile
 from tests.bench.run import BenchDocument, Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from deploy.load.passages import choose_passages, trim_context
+from tests.bench.quality.passages import choose_passages, trim_context
 
 TEXT = "the old man looked at the sea " * 100
 

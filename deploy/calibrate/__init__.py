@@ -1,1 +1,0 @@
-"""`tercet calibrate`: fits the settings of predictions on texts or to feedback."""
