@@ -9,5 +9,5 @@
 export { Client, Problem } from "./client.js";
 export { Completer } from "./completer.js";
 export { isProse, ProseDetector } from "./prose.js";
-export { hasTextAfter, replacesSpace, trimSuffix } from "./text.js";
+export { hasTextAfter, isInsideWord, replacesSpace, trimContext, trimSuffix } from "./text.js";
 export { attachTextarea, insertText, textBefore } from "./textarea.js";

@@ -16,9 +16,8 @@ const TRIM_STEP_CHARS = 4096;
 /** How much of the text before a suggestion is compared, to see that the suggestion is still where it was requested. */
 const NUM_COMPARED_CHARS = 256;
 
-/** Inside a regular expression's brackets: marks that stand after a word, or another mark, without a space. */
-const FOLLOWING = String.raw`\p{Terminal_Punctuation}\p{Pe}\p{Pf}\p{Pd}…>%‰°′″ªº¹²³™®†‡·/⁄`;
-const FOLLOWS = new RegExp(`^[${FOLLOWING}\\s]`, "u");
+/** Marks that stand after a word, or another mark, without a space. */
+const FOLLOWS = /^[\p{Terminal_Punctuation}\p{Pe}\p{Pf}\p{Pd}…>%‰°′″ªº¹²³™®†‡·/⁄\s]/u;
 
 /**
  * Marks that open and close, with what closes them in some language: „…“, “…”, ”…”, »…«, «…», »…». Whether one of them opens
@@ -34,7 +33,8 @@ const EMPHASIS = /[*_~=`$]/g;
 /** One of these marks, or a run such as `**`, with what is before and after it. */
 const PAIRED = /(?<=(.?))(([*_~=`$])\3*|["“„”'‘‚’«»‹›])(?=(.?))/gsu;
 
-const NO_TEXT = new RegExp(`^[${FOLLOWING}${Object.keys(CLOSERS).join("")}\\s]*$`, "u");
+/** White space, punctuation that opens nothing, and signs such as those of emphasis. */
+const NO_TEXT = /^[\s\p{Pc}\p{Pd}\p{Pe}\p{Pf}\p{Pi}\p{Po}\p{Sc}\p{Sk}\p{Sm}]*$/u;
 
 /**
  * The text before the caret, or its end.

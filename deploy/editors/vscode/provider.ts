@@ -1,7 +1,7 @@
 // Inline suggestions for VS Code: when to request them, and how responses become completion items. VS Code shows the
 // items, cycles through them and filters them while the writer types. It does not know settings or the status bar.
 
-import { type Client, hasTextAfter, isProse, Problem, trimSuffix } from "tercet-client";
+import { type Client, hasTextAfter, isInsideWord, isProse, Problem, trimContext, trimSuffix } from "tercet-client";
 import * as vscode from "vscode";
 
 import type { ProblemItem } from "./problem_item";
@@ -27,15 +27,6 @@ const DEBOUNCE_MS = { live: 30, pauses: 400 };
 
 /** Languages that are Markdown. Not LaTeX: it writes ``quotation marks'' as Markdown does code. */
 const MARKDOWN = ["markdown", "mdx", "rmd", "quarto", "plaintext"];
-
-/** The server reads only the last few hundred tokens of a document, so no more than this is sent. UTF-16 code units. */
-const MAX_CONTEXT_CHARS = 8192;
-
-/**
- * The start of a cut context moves in steps of this, so that consecutive requests share a prefix and the server's
- * prefix cache hits.
- */
-const CUT_STEP_CHARS = 4096;
 
 type Response = Awaited<ReturnType<Client["complete"]>>;
 
@@ -74,21 +65,22 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const isExplicit = triggerKind === vscode.InlineCompletionTriggerKind.Invoke;
     const { version } = document;
     const after = document.lineAt(position.line).text.slice(position.character);
-    const caret = { uri: document.uri.toString(), context: textBefore(document, position), after };
+    const before = document.getText(new vscode.Range(new vscode.Position(0, 0), position)).replaceAll("\r\n", "\n");
+    const context = trimContext({ end: before.length, text: before });
+    const caret = { uri: document.uri.toString(), context, after };
     const isDeletion = isBefore(caret, this.#lastCaret);
     this.#lastCaret = caret;
-    if (!caret.context.trim() || isInsideWord(caret.context, after)) return [];
+    if (!context.trim() || isInsideWord(context, after)) return [];
     if (!isExplicit) {
       if (settings.mode === "off" || isDeletion || hasTextAfter(after)) return [];
-      const all = new vscode.Range(new vscode.Position(0, 0), position);
       const mayBeCode = settings.proseOnly && MARKDOWN.includes(document.languageId);
-      if (mayBeCode && !isProse(document.getText(all))) return [];
+      if (mayBeCode && !isProse(before)) return [];
       const items = this.#itemsThatStillHold(caret, position);
       if (items.length || !(await isUncancelledAfter(DEBOUNCE_MS[settings.mode], token))) return items;
     }
     const suffix = hasTextAfter(after) ? "" : trimSuffix(after);
     const request = {
-      context: caret.context,
+      context,
       ...(suffix && { suffix }),
       strategy: isExplicit || settings.mode === "pauses" ? "sample" : "predict",
       familiar_only: true,
@@ -153,17 +145,6 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
 /** Whether the other caret's text was deleted up to this one. */
 function isBefore({ uri, context }: Caret, other: Caret): boolean {
   return uri === other.uri && context.length < other.context.length && other.context.startsWith(context);
-}
-
-function isInsideWord(before: string, after: string): boolean {
-  return /[\p{L}\p{N}]$/u.test(before) && /^[\p{L}\p{N}]/u.test(after);
-}
-
-/** The text before a position, from the beginning of a line if the document is long. Lines end with "\n". */
-function textBefore(document: vscode.TextDocument, position: vscode.Position): string {
-  const numCut = Math.floor((document.offsetAt(position) - MAX_CONTEXT_CHARS) / CUT_STEP_CHARS) * CUT_STEP_CHARS;
-  const firstLine = numCut > 0 ? document.positionAt(numCut).line : 0;
-  return document.getText(new vscode.Range(new vscode.Position(firstLine, 0), position)).replaceAll("\r\n", "\n");
 }
 
 /** Waits, and returns whether the token was not cancelled meanwhile. */
