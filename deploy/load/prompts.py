@@ -40,10 +40,9 @@ class PromptGenerator:
         """A text of exactly `num_tokens` tokens; practically never the same text twice."""
         return self._random.choice(self._openings) + "".join(self._random.choices(self._words, k=num_tokens - 1))
 
-    def keystrokes(self, num_keys: int) -> list[str]:
-        """The prefixes of one more word, letter by letter: " t", " th", " the"."""
-        word = self._random.choice([word for word in self._words if len(word) > num_keys])
-        return [word[: 2 + index] for index in range(num_keys)]
+    def word(self, num_letters: int) -> str:
+        """A word of at least so many letters, with the space before it."""
+        return self._random.choice([word for word in self._words if len(word) > num_letters])
 
     def document(self, num_words: int) -> list[str]:
         """Words of a document: a third have two tokens or more, every twelfth ends a sentence."""

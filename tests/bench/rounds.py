@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from deploy.load.clients import Reply
 from deploy.load.run import progress
 from shared.errors import StartError
 
@@ -95,3 +96,15 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 def _first_line(error: StartError) -> str:
     return str(error).partition("\n")[0]
+
+
+def raise_for_status(replies: list[Reply]) -> list[Reply]:
+    """The replies, if all have status 200.
+
+    Raises:
+        StartError: a request failed, so its time means nothing.
+    """
+    for reply in replies:
+        if reply.status != 200:
+            raise StartError(f"The server under test answered with status {reply.status} (0: connection lost).")
+    return replies

@@ -20,12 +20,12 @@ from typing import Any
 from rich.console import Console
 
 from deploy.gpus import has_mps
-from deploy.load.clients import LOOPBACK, raise_for_status
+from deploy.load.clients import LOOPBACK
 from deploy.load.prompts import PromptGenerator
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
-from tests.bench.rounds import Contender, interleave
+from tests.bench.rounds import Contender, interleave, raise_for_status
 from tests.bench.run import Options
 from tests.bench.server import MeasuredServer
 from tests.bench.speed.contenders import BASELINES, Contenders
@@ -64,7 +64,7 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
             replies = raise_for_status(clients.call("send_new", NUM_GATEWAY_REQUESTS))
             return {
                 "gateway": [reply.wall_ms for reply in replies],
-                "overhead": [reply.overhead_ms for reply in replies],
+                "overhead": [reply.wall_ms - reply.engine_ms for reply in replies],
             }
 
         def send_after_a_pause() -> float:

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.clients import LOOPBACK, Clients
 from deploy.load.workload import W
 from deploy.planning import make_plan
 from shared.errors import StartError
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.gpu.requests import console, options
+from tests.bench.rounds import raise_for_status
 from tests.bench.server import MeasuredServer, start_server
 from tests.faulty_workers import fault_environment
 

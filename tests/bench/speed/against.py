@@ -15,11 +15,11 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.clients import LOOPBACK, raise_for_status
+from deploy.load.clients import LOOPBACK
 from deploy.load.server import ROOT
 from deploy.load.workload import W
 from shared.errors import StartError
-from tests.bench.rounds import Contender, interleave
+from tests.bench.rounds import Contender, interleave, raise_for_status
 from tests.bench.server import MeasuredServer
 from tests.bench.speed.contenders import BenchClients
 from workers.checkpoints.resolve import resolve

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK, Clients, LoadResult, raise_for_status
+from deploy.load.clients import LOOPBACK, Clients, LoadResult
 from deploy.load.prompts import PromptGenerator
 from deploy.load.run import progress
-from tests.bench.rounds import Contender, Results, Series, interleave
+from tests.bench.rounds import Contender, Results, Series, interleave, raise_for_status
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer
 from tests.bench.speed.contenders import (
@@ -178,7 +178,7 @@ class EngineBench:
         replies = raise_for_status(self._clients.call("send_new", self._num_repeats))
         return {
             "gateway": [reply.wall_ms for reply in replies],
-            "gateway-overhead": [reply.overhead_ms for reply in replies],
+            "gateway-overhead": [reply.wall_ms - reply.engine_ms for reply in replies],
             "gateway-cached": [reply.cached_tokens for reply in replies],
         }
 
@@ -187,10 +187,9 @@ class EngineBench:
         max_tokens = self._subject.n_ctx - self._workload.num_new_tokens
         text = self._prompts.text(min(NUM_KEYSTROKE_TOKENS, max_tokens - NUM_KEYS))
         fields = {"max_tokens": max_tokens, "session": f"keys-{self._prompts.seed()}"}
-        bodies = [
-            self._workload.body(text + typed, self._prompts.seed(), **fields)
-            for typed in ["", *self._prompts.keystrokes(NUM_KEYS)]
-        ]
+        word = self._prompts.word(NUM_KEYS)
+        typed = ["", *(word[: 2 + index] for index in range(NUM_KEYS))]
+        bodies = [self._workload.body(text + each, self._prompts.seed(), **fields) for each in typed]
         replies = raise_for_status(self._clients.call("send", bodies))[1:]
         return {
             "keystroke": [reply.wall_ms for reply in replies],

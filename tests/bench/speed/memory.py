@@ -13,10 +13,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from deploy.load.clients import LOOPBACK, Clients, raise_for_status
+from deploy.load.clients import LOOPBACK, Clients
 from deploy.load.workload import W
 from shared.process import proportional_set_size
 from shared.settings import Settings
+from tests.bench.rounds import raise_for_status
 from tests.bench.server import MeasuredServer, pool_of
 from workers.checkpoints.resolve import resolve
 
