@@ -42,6 +42,9 @@ const [, SERVER_URL] = /^(https?:.*\/)static\/client\.js$/.exec(import.meta.url 
 /** The server rejects feedback with a larger count. */
 const MAX_FEEDBACK_CHARS = 10_000;
 
+/** A server that is away for longer is asked all the same. */
+const MAX_RETRY_AFTER_S = 60;
+
 /** A problem response (RFC 9457), or a failed connection. */
 export class Problem extends Error {
   /**
@@ -207,7 +210,8 @@ export class Client {
       });
     if (response.ok) return response;
     const problem = await response.json().catch(() => ({ title: response.statusText }));
-    throw new Problem({ ...problem, status: response.status }, Number(response.headers.get("Retry-After")) || 0);
+    const retryAfterS = Number(response.headers.get("Retry-After")) || 0;
+    throw new Problem({ ...problem, status: response.status }, Math.min(Math.max(retryAfterS, 0), MAX_RETRY_AFTER_S));
   }
 
   /**

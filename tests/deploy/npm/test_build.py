@@ -95,3 +95,28 @@ def test_a_client_outside_a_server_requires_a_url(npm_package: NpmPackage) -> No
     )
     printed = npm_package.run("node", "--input-type=module", "--eval", program)
     assert printed == "TypeError: Client requires `url`, because no Tercet server served this module.\n"
+
+
+RETRY_AFTER = """
+import { createServer } from "node:http";
+import { Client } from "tercet-client";
+const values = ["7", "99999999999", "-3", "Wed, 21 Oct 2026 07:28:00 GMT", "Infinity", ""];
+const server = createServer((request, response) => {
+  response.writeHead(503, { "Retry-After": values[request.headers["x-session-id"]] }).end("{}");
+}).listen(0, "127.0.0.1", async () => {
+  const found = [];
+  for (const index of values.keys()) {
+    const url = `http://127.0.0.1:${server.address().port}/`;
+    const client = new Client({ url, session: String(index) });
+    found.push(await client.complete({ context: "a" }).catch(({ retryAfterS }) => retryAfterS));
+  }
+  console.log(JSON.stringify(found));
+  server.close();
+  server.closeAllConnections();
+});
+"""
+
+
+def test_no_server_silences_the_client_for_longer_than_a_minute(npm_package: NpmPackage) -> None:
+    found = npm_package.run("node", "--input-type=module", "--eval", RETRY_AFTER)
+    assert json.loads(found) == [7, 60, 0, 0, 60, 0]
