@@ -175,8 +175,9 @@ class Suggestions {
     this.#view.dispatch({
       changes: { from, to: head, insert },
       selection: { anchor: from + insert.length },
-      annotations: isolateHistory.of("full"), // typing right after it would join its undo step
-      userEvent: "input.complete",
+      // Typing right after an accepted text would join its undo step. What replaces a space is typed.
+      annotations: numReplaced ? [] : isolateHistory.of("full"),
+      userEvent: numReplaced ? "input.type" : "input.complete",
       scrollIntoView: true,
     });
   }

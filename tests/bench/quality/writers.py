@@ -51,7 +51,8 @@ DELETE_KEYS = 1  # for each character
 # What arrow right takes (`firstWord` in gateway/static/text.js): white space, a word, the punctuation after it.
 # Unicode's word boundaries keep an apostrophe or a full stop between letters inside the word.
 _NEXT_WORD = re.compile(r"\s*(?:\w+(?:['’.]\w+)*)?[^\w\s]*")
-# Typing one of these removes the space that came with a taken suggestion (`REPLACES_SPACE` in completer.js).
+# Typing one of these removes the space that came with a taken suggestion. The editor has more such marks by now
+# (`replacesSpace` in gateway/static/text.js); the figures in docs/QUALITY.md were measured with these.
 _REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 # `firstClause` in gateway/static/text.js.
