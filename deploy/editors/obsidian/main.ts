@@ -7,7 +7,6 @@ import { type Editor, Notice, Platform, Plugin } from "obsidian";
 import { Client, type Problem } from "tercet-client";
 import { completerOf, tercet } from "tercet-client/codemirror";
 
-import { proseOnly } from "./prose_only";
 import { DEFAULT_SETTINGS, type Settings, SettingsTab } from "./settings";
 import { isListUsed, tabKey } from "./tab_key";
 
@@ -45,13 +44,13 @@ export default class TercetPlugin extends Plugin {
   }
 
   #configure(): void {
-    const { url, secret, isOn, minUsefulness, model } = this.settings;
-    const mode = isOn ? this.settings.mode : "off";
+    const { url, secret, isOn, mode, minUsefulness, proseOnly, model } = this.settings;
     const key = (secret && this.app.secretStorage.getSecret(secret)) || "";
     const extension = tercet({
       client: new Client({ url, key }),
-      mode,
+      mode: isOn ? mode : "off",
       minUsefulness,
+      proseOnly,
       options: () => (model ? { model_size: model } : {}),
       insertsSpace: true,
       isOtherListUsed: isListUsed,
@@ -60,7 +59,7 @@ export default class TercetPlugin extends Plugin {
         else if (problem) this.#showProblem(problem);
       },
     });
-    this.#extensions.splice(0, Infinity, tabKey, extension, this.settings.proseOnly ? proseOnly(mode) : []);
+    this.#extensions.splice(0, Infinity, tabKey, extension);
     this.app.workspace.updateOptions();
     this.#clearProblem();
   }
