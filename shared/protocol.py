@@ -154,6 +154,13 @@ class Token(Struct, kw_only=True, tag="token", tag_field="event", omit_defaults=
     prompt_score: Finite | None = None
 
 
+class PredictedWord(Struct, array_like=True):
+    """A word of a prediction: where it ends in the text, in characters, and the probability of all words up to it."""
+
+    end: Count
+    probability: Annotated[float, Meta(ge=0, le=1)]
+
+
 class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     """The last line. `token_ids` holds all generated tokens. `text` is the text of the first `num_kept_tokens` of them,
     without the first `num_typed_tokens`, which only reproduce typed text; it is cut before a stop string.
@@ -173,6 +180,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     With `logprobs` 0, the lists of most likely tokens are empty.
 
     `usefulness` of a prediction: keys that showing it should save. Its `text` is empty if there is no such word.
+    `words` are those of its text; null for a fill of a gap.
 
     `fit` of a text before a `suffix`: the higher, the better it stands between both; comparable among the branches of a
     request. Null if the branch ended before it was known, or if no beginning of the text fits, and `text` is empty.
@@ -189,6 +197,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     num_kept_tokens: Count
     num_typed_tokens: Count = 0
     usefulness: Finite | None = None
+    words: list[PredictedWord] | None = None
     fit: Finite | None = None
     prompt_score: Finite | None = None
     finish_reason: str

@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, Sampling
+from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, PredictedWord, Sampling
 from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.request import EngineRequest, SequenceOutput
@@ -208,7 +208,12 @@ class PredictedBranch:
         if self.request.predict.is_verbatim or self.request.suffix:
             return msgspec.structs.replace(line, usefulness=usefulness)
         ends = [min(end, len(words.text)) for end in line.ends]
-        return msgspec.structs.replace(line, text=words.text, ends=ends, usefulness=usefulness)
+        # Calibration and rounding may take a probability above 1.
+        chances = [
+            PredictedWord(end, round(min(1.0, math.exp(logprob)), 4))
+            for end, logprob in zip(words.ends, words.logprobs, strict=True)
+        ]
+        return msgspec.structs.replace(line, text=words.text, ends=ends, usefulness=usefulness, words=chances)
 
     def cancel(self) -> None:
         """Leave the search, which ends when no branch needs it. Idempotent."""
@@ -240,7 +245,7 @@ def _fills(lines: Sequence[Done | Failed]) -> list[PredictedWords | None]:
     shares = [0.0 if math.isinf(_fit(line)) else math.exp(_fit(line) - best) for line in lines]
     total = sum(shares) or 1.0
     return [
-        PredictedWords(line.text, first_word(line.text), (), share / total * max(0, len(line.text) - 1))
+        PredictedWords(line.text, (), first_word(line.text), (), share / total * max(0, len(line.text) - 1))
         if isinstance(line, Done) and line.text
         else None
         for line, share in zip(lines, shares, strict=True)

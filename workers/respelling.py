@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from msgspec import structs
 
-from shared.protocol import Done, GenerateLine, GenerateRequest, Token
+from shared.protocol import Done, GenerateLine, GenerateRequest, PredictedWord, Token
 from workers.prompt_score import ScorableBranch
 from workers.text.typography import Speller, Spelling, Typography
 
@@ -67,7 +67,8 @@ class RespelledBranch:
                 own if line.text[slice(*old)] == text[slice(*new)] else text[slice(*new)] for own, old, new in tokens
             ]
             line = structs.replace(line, token_texts=texts, begins=[0, *ends[:-1]])
-        return structs.replace(line, text=text, ends=ends)
+        words = line.words and [PredictedWord(ends_of[word.end], word.probability) for word in line.words]
+        return structs.replace(line, text=text, ends=ends, words=words)
 
     def cancel(self) -> None:
         """As `workers.service.Branch.cancel`."""

@@ -14,6 +14,7 @@ from gateway.api.schema import (
     AutocompleteRequest,
     AutocompleteResponse,
     FailedBranch,
+    PredictedWord,
     Sentence,
     TokenExplanation,
 )
@@ -117,6 +118,7 @@ class Autocompletion:
             is_verbatim=not request.clean,
             fills_gap=bool(cut_suffix(request.suffix)),
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
+            min_probability=request.min_probability,
             min_familiarity=self._min_familiarity if request.familiar_only else None,
         )
 
@@ -200,8 +202,20 @@ def sentence(spec: GenerationSpec, suggestion: Suggestion) -> Sentence:
         prefill_ms=round(done.prefill_ms, 2),
         decode_ms=round(done.decode_ms, 2),
         usefulness=done.usefulness,
+        probability=done.words[-1].probability if done.words else None,
+        words=_words(done),
         explanation=_explanation(done, suggestion.num_tokens) if spec.num_top_logprobs is not None else None,
     )
+
+
+def _words(done: Done) -> list[PredictedWord] | None:
+    if not done.words:
+        return None
+    begins = [0, *(word.end for word in done.words[:-1])]
+    return [
+        PredictedWord(text=done.text[begin : word.end], probability=word.probability)
+        for begin, word in zip(begins, done.words, strict=True)
+    ]
 
 
 def _explanation(done: Done, num_tokens: int) -> list[TokenExplanation]:

@@ -52,6 +52,15 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
             " words, ranked by the keys that they save; those parameters and seed have no effect)"
         ),
     ] = "sample"
+    min_probability: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="a number from 0 to 1: predictions are cut after the last word that is this probable together"
+            " with all words before it",
+        ),
+    ] = 0.0
     temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 1.0
     top_k: Annotated[int, Meta(ge=-1, description="a whole number, 1 or more (0 and -1: off)")] = 50
     top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
@@ -123,12 +132,23 @@ class TokenExplanation(Struct, kw_only=True):
     likeliest: list[tuple[str, float]]
 
 
+class PredictedWord(Struct, kw_only=True):
+    """A word of a prediction, with the white space and the marks before it.
+
+    `probability`: that all words up to this one come next, given the text before them and what is typed of the first.
+    """
+
+    text: str
+    probability: float
+
+
 class Sentence(Struct, kw_only=True, omit_defaults=True):
     """A suggestion. `time` is in seconds.
 
     `score` is the mean log-probability of its tokens under the model's unmodified distribution, null if it has no
     tokens. `explanation` is present if the request has `explain`, `usefulness` if its strategy is `predict`: the keys
-    that taking the sentence should save, on average over right and wrong ones.
+    that taking the sentence should save, on average over right and wrong ones. So are `words`, and
+    `probability`, that of all of them, unless there is a `suffix`.
     """
 
     value: str
@@ -144,6 +164,8 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     prefill_ms: float
     decode_ms: float
     usefulness: float | None = None
+    probability: float | None = None
+    words: list[PredictedWord] | None = None
     explanation: list[TokenExplanation] | None = None
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import structs
 
 from gateway.generation.request import (
     BranchEvent,
@@ -38,6 +40,7 @@ REJECTION_DETAILS = {
     "no_prediction": "There was no other word to predict.",
     "no_fit": "No beginning of it fits before the text after the cursor.",
     "unfamiliar_context": "The model does not know text like the end of the context (TERCET_MIN_FAMILIARITY).",
+    "not_probable": "No word of it is as probable as min_probability.",
     "not_useful": "It would save too few keys (TERCET_MIN_USEFULNESS).",
 }
 
@@ -57,6 +60,8 @@ class SelectionPolicy:
         fills_gap: the worker has cut each completion where it runs into the text after a gap; the best fit comes first.
         min_usefulness: completions are predictions, ranked by usefulness; those below this many keys are rejected, and
             none is replaced. None: they are samples.
+        min_probability: predictions are cut after the last word that is this probable together with all before it;
+            those without such a word are rejected, and none is replaced.
         min_familiarity: if the prompt's score (`shared.protocol.Done.prompt_score`) is below it, all completions are
             rejected, and none is replaced. None: whatever the score.
     """
@@ -69,6 +74,7 @@ class SelectionPolicy:
     is_verbatim: bool = False
     fills_gap: bool = False
     min_usefulness: float | None = None
+    min_probability: float = 0.0
     min_familiarity: float | None = None
 
 
@@ -169,6 +175,8 @@ class Selection:
         if isinstance(outcome, BranchFailure):
             self._fail(outcome)
             return None
+        if outcome.done.words and self._policy.min_probability:
+            outcome = replace(outcome, done=cut_words(outcome.done, self._policy.min_probability))
         text = trim_completion(outcome.done, self._policy)
         if not text and outcome.done.finish_reason == "deadline":
             self._fail(deadline_failure(outcome.branch))
@@ -191,7 +199,7 @@ class Selection:
             return "not_text"
         if self._policy.min_usefulness is not None:
             if not text:
-                return "no_prediction"
+                return "no_prediction" if done.words is None else "not_probable"
             return "not_useful" if (done.usefulness or 0.0) < self._policy.min_usefulness else None
         if self._policy.is_verbatim:
             return None
@@ -223,6 +231,17 @@ def by_prompt(spec: GenerationSpec, suggestions: Iterable[Suggestion]) -> dict[i
 def deadline_failure(branch: int) -> BranchFailure:
     """The failure of a branch that has no whole word at the deadline."""
     return BranchFailure(branch, "deadline_exceeded", "The time limit passed before its first word.")
+
+
+def cut_words(done: Done, min_probability: float) -> Done:
+    """A prediction without the words that are less probable; its usefulness is that of the words that are left."""
+    words = [word for word in done.words or () if word.probability >= min_probability]
+    end = words[-1].end if words else 0
+    begins = [0, *(word.end for word in words)]
+    keys = sum(word.probability * (word.end - begin) for word, begin in zip(words, begins, strict=False))
+    usefulness = round(keys - words[0].probability, 3) if words else 0.0  # taking it costs a key
+    ends = [min(each, end) for each in done.ends]
+    return structs.replace(done, text=done.text[:end], ends=ends, words=words, usefulness=usefulness)
 
 
 def trim_completion(done: Done, policy: SelectionPolicy) -> str:

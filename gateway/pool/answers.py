@@ -132,6 +132,7 @@ class AnswerCheck:
             raise InvalidAnswer("more tokens than requested")
         self._check_ids(ids)
         self._check_ends(line.ends, len(line.text))
+        self._check_words(line)
         max_cached = line.num_prompt_tokens + MAX_TYPED_TOKENS + MAX_ADDED_TOKENS
         if line.num_prompt_tokens > self._max_prompt or line.cached_tokens > max_cached:
             raise InvalidAnswer("more tokens of the prompt than it has")
@@ -194,6 +195,11 @@ class AnswerCheck:
             raise InvalidAnswer("tokens out of order")
         if (ends[-1] if ends else 0) != num_chars:
             raise InvalidAnswer("another text than its tokens have")
+
+    def _check_words(self, line: Done) -> None:
+        ends = [word.end for word in line.words or ()]
+        if ends and (self._request.predict is None or ends != sorted(ends) or ends[-1] > len(line.text)):
+            raise InvalidAnswer("words that its text does not have")
 
     def _check_tops(self, tops: Sequence[Sequence[Top]]) -> None:
         limit = self._request.logprobs or 0

@@ -28,12 +28,14 @@ class PredictedWords:
 
     Attributes:
         text: text of the words, from the end of the context on.
+        ends: where each word ends in `text`, in characters.
         first_word: `text` to the end of its first word, which tells predictions apart.
         logprobs: calibrated log-probability of each word together with all words before it.
         usefulness: keys that showing the words should save, against typing them.
     """
 
     text: str
+    ends: tuple[int, ...]
     first_word: str
     logprobs: tuple[float, ...]
     usefulness: float
@@ -74,7 +76,8 @@ def predict_words(
         begin = end
     if not words:
         return None
-    return PredictedWords(text[:begin], text[: words[0][0]], tuple(logprob for _, logprob in words), usefulness)
+    ends, word_logprobs = zip(*words, strict=True)
+    return PredictedWords(text[:begin], ends, text[: ends[0]], word_logprobs, usefulness)
 
 
 def first_word(text: str) -> str:

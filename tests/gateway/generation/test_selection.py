@@ -11,6 +11,7 @@ from msgspec import structs
 
 from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
 from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult
+from shared.protocol import PredictedWord
 from tests.gateway.generation.references import is_alike_reference
 from tests.gateway.generation.stubs import make_done
 
@@ -181,6 +182,20 @@ def test_predictions_are_ranked_by_usefulness_and_never_replaced() -> None:
     assert texts(answer) == [" gull on", " sea"]
     assert codes(answer) == ["not_useful", "no_prediction"]
     assert not answer.is_partial
+
+
+def test_predictions_are_cut_where_they_become_improbable() -> None:
+    words = [PredictedWord(4, 0.8), PredictedWord(10, 0.5), PredictedWord(15, 0.2)]
+    found = predicted(0, " sea looked like", 3.0)
+    found = replace(found, done=structs.replace(found.done, words=words))
+    rare = predicted(1, " gull", 0.4)
+    rare = replace(rare, done=structs.replace(rare.done, words=[PredictedWord(5, 0.3)]))
+    answer = select(found, rare, FAILURE, policy=replace(POLICY, min_usefulness=0.0, min_probability=0.5))
+    [suggestion] = answer.suggestions
+    assert (suggestion.text, suggestion.result.done.usefulness) == (" sea looke", round(0.8 * 4 + 0.5 * 6 - 0.8, 3))
+    assert suggestion.result.done.words == words[:2]
+    assert codes(answer) == ["not_probable", "broken"]
+    assert texts(select(found, policy=replace(POLICY, min_usefulness=0.0))) == [" sea looked like"]
 
 
 def test_a_failed_branch_of_a_prediction_makes_the_answer_partial() -> None:
