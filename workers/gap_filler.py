@@ -8,7 +8,8 @@ and the codec; does not know HTTP, and how a continuation was made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -22,7 +23,8 @@ from workers.engine.engine import Engine
 from workers.engine.failures import EngineNotReady
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
-from workers.text.gap import gap_fills
+from workers.text.gap import NOTHING_MISSING, FillScore, fill_probabilities, gap_fills
+from workers.text.predicted_words import PredictedWords, fill_words
 
 # Tokens of the text after the gap that are scored.
 MAX_SUFFIX_TOKENS = 8
@@ -66,6 +68,25 @@ class GapFiller:
         Text and fit of a line are empty if no beginning of it fits. If the deadline passes before the scores are known,
         the text is the shortest fill, without a fit. Lines that failed stay; if scoring fails, all fail.
         """
+        return self._cut(lines)[0]
+
+    def predict(self, lines: Sequence[Done | Failed]) -> tuple[list[Done | Failed], list[PredictedWords | None]]:
+        """Each predicted continuation, cut as by `cut`, and its words; None for all if nothing is missing."""
+        cut, fills, scores = self._cut(lines)
+        priors = {"": NOTHING_MISSING}
+        for line, own in zip(lines, fills, strict=True):
+            if isinstance(line, Done):
+                priors |= {fill: max(_prior(line, fill), priors.get(fill, -math.inf)) for fill in own}
+        chances = fill_probabilities({fill: FillScore(priors[fill], scores[fill].evidence) for fill in scores})
+        is_complete = chances and chances[""] == max(chances.values())
+        words = [
+            None if isinstance(line, Failed) or not line.text or is_complete else fill_words(line.text, chances)
+            for line in cut
+        ]
+        return cut, words
+
+    def _cut(self, lines: Sequence[Done | Failed]) -> tuple[list[Done | Failed], list[list[str]], Mapping[str, _Score]]:
+        """The lines, cut; the fills of each; and the scores of all, the empty one included."""
         request = self._request
         before = self._codec.prompt_end(request)
         fills = [
@@ -75,15 +96,16 @@ class GapFiller:
             for line in lines
         ]
         try:
-            scores = self._score(dict.fromkeys(chain.from_iterable(fills)))
+            scores = self._score(dict.fromkeys(["", *chain.from_iterable(fills)] if any(fills) else []))
         except EngineNotReady as error:
-            return [Failed(code=NotReady.code, detail=str(error))] * len(lines)
+            scores = Failed(code=NotReady.code, detail=str(error))
         if isinstance(scores, Failed):
-            return [scores] * len(lines)
-        return [
+            return [scores] * len(lines), fills, {}
+        cut = [
             line if isinstance(line, Failed) else _cut(line, own, scores)
             for line, own in zip(lines, fills, strict=True)
         ]
+        return cut, fills, scores
 
     def _score(self, fills: Iterable[str]) -> dict[str, _Score] | Failed:
         """Scores of the fills, without those that were not scored in time.
@@ -140,6 +162,13 @@ class GapFiller:
 
     def _tokenize(self, text: str) -> TokenizeResponse:
         return self._codec.tokenize(text, special_as_text=self._request.special_as_text, is_prompt=False)
+
+
+def _prior(line: Done, fill: str) -> float:
+    """The log-probability of a beginning of a predicted text."""
+    first, stem = line.num_typed_tokens, len(fill.rstrip())
+    begins = [0, *line.ends[first:-1]]
+    return sum(logprob for begin, logprob in zip(begins, line.logprobs[first:], strict=False) if begin < stem)
 
 
 def _cut(line: Done, fills: Sequence[str], scores: dict[str, _Score]) -> Done:

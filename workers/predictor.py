@@ -25,7 +25,6 @@ from workers.gap_filler import GapFiller
 from workers.text.predicted_words import (
     PredictedWords,
     distinct_first_words,
-    first_word,
     predict_words,
     rank_predictions,
 )
@@ -101,8 +100,7 @@ class Search:
         temperature = self.request.predict.temperature
         lines = [codec.last_line(self.request, self.engine_request, output) for output in outputs]
         if self.request.suffix:
-            lines = self._filler.cut(lines)
-            words = _fills(lines)
+            lines, words = self._filler.predict(lines)
             order = distinct_first_words(sorted(range(len(lines)), key=lambda index: -_fit(lines[index])), words)
         else:
             words = [_words(line, temperature) for line in lines]
@@ -205,7 +203,7 @@ class PredictedBranch:
         if words is None or rank >= len(ranked):
             return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0)
         usefulness = round(words.usefulness, 3)
-        if self.request.predict.is_verbatim or self.request.suffix:
+        if self.request.predict.is_verbatim:
             return msgspec.structs.replace(line, usefulness=usefulness)
         ends = [min(end, len(words.text)) for end in line.ends]
         # Calibration and rounding may take a probability above 1.
@@ -237,19 +235,6 @@ def _key(request: GenerateRequest) -> tuple[object, ...]:
         return (object(),)
     own = request.owner, request.session, request.group, prompt, request.max_prompt_tokens, request.heal
     return (*own, request.suffix, request.sampling, request.logprobs, request.predict.temperature)
-
-
-def _fills(lines: Sequence[Done | Failed]) -> list[PredictedWords | None]:
-    """The fills of a gap as predictions. Their probabilities are their shares among each other."""
-    best = max(map(_fit, lines))
-    shares = [0.0 if math.isinf(_fit(line)) else math.exp(_fit(line) - best) for line in lines]
-    total = sum(shares) or 1.0
-    return [
-        PredictedWords(line.text, (), first_word(line.text), (), share / total * max(0, len(line.text) - 1))
-        if isinstance(line, Done) and line.text
-        else None
-        for line, share in zip(lines, shares, strict=True)
-    ]
 
 
 def _fit(line: Done | Failed) -> float:

@@ -176,7 +176,8 @@ class Selection:
             self._fail(outcome)
             return None
         if outcome.done.words and self._policy.min_probability:
-            outcome = replace(outcome, done=cut_words(outcome.done, self._policy.min_probability))
+            cut = cut_words(outcome.done, self._policy.min_probability, is_fill=self._policy.fills_gap)
+            outcome = replace(outcome, done=cut)
         text = trim_completion(outcome.done, self._policy)
         if not text and outcome.done.finish_reason == "deadline":
             self._fail(deadline_failure(outcome.branch))
@@ -233,9 +234,16 @@ def deadline_failure(branch: int) -> BranchFailure:
     return BranchFailure(branch, "deadline_exceeded", "The time limit passed before its first word.")
 
 
-def cut_words(done: Done, min_probability: float) -> Done:
-    """A prediction without the words that are less probable; its usefulness is that of the words that are left."""
+def cut_words(done: Done, min_probability: float, *, is_fill: bool = False) -> Done:
+    """A prediction without the words that are less probable; its usefulness is that of the words that are left.
+
+    A fill would not reach the text after the gap without its last words: it stays whole, or loses all of them.
+    """
     words = [word for word in done.words or () if word.probability >= min_probability]
+    if is_fill:
+        if len(words) == len(done.words or ()):
+            return done
+        words = []
     end = words[-1].end if words else 0
     begins = [0, *(word.end for word in words)]
     keys = sum(word.probability * (word.end - begin) for word, begin in zip(words, begins, strict=False))

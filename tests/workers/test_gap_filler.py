@@ -67,7 +67,28 @@ def test_inside_a_word_its_parts_are_joined(service: SlotService) -> None:
 
 
 def test_a_missing_space_comes_with_the_fill(service: SlotService) -> None:
-    assert fill(service, "He opened the ", "door and left", predict=Prediction()).text.endswith(" ")
+    assert fill(service, "He opened the ", "of the house and left.", predict=Prediction()).text.endswith(" ")
+
+
+def test_fills_have_words_with_probabilities(service: SlotService) -> None:
+    found = predicted(service, "The old man looked at ", " and said nothing.")
+    for done in found:
+        assert done.words is not None
+        assert done.words[-1].end == len(done.text.rstrip())
+        probabilities = [word.probability for word in done.words]
+        assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(done.words[0].probability for done in found if done.words) <= 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("He opened the ", "door and left the house."),
+        ("She did not know what to", " say to him."),
+    ],
+)
+def test_where_nothing_is_missing_nothing_is_suggested(service: SlotService, before: str, after: str) -> None:
+    assert [done.text for done in predicted(service, before, after)] == ["", "", ""]
 
 
 def test_samples_are_cut_and_never_streamed(service: SlotService) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.text import NOT_TEXT
@@ -15,6 +15,8 @@ from shared.text import NOT_TEXT
 # A word with what precedes it: white space, quotation marks, a dash.
 _WORD = re.compile(r"\W*?\w+(?:['’]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
+_CONTINUED = re.compile(r"\w|['’]\w")  # after a word: it goes on
+MIN_PROBABILITY = 1e-9  # of a fill that was not scored
 # A word is kept while it should save at least this many keys. Longer texts save more where any beginning can be taken,
 # and less where they keep the place of a better one (docs/QUALITY.md).
 MIN_WORD_KEYS = 0.005
@@ -46,7 +48,6 @@ def predict_words(
 ) -> PredictedWords | None:
     """The words of a continuation that are worth reading; None if it has no whole word.
 
-    U = Σ over words of P(this word and all before it) · characters of the word − P(first word): taking costs one key.
     Never past the end of a sentence or of a line, nor a character that is no text and the word that it is in.
 
     Args:
@@ -60,7 +61,7 @@ def predict_words(
     stop = _SENTENCE_END.search(text)
     limit = stop.start() if stop else len(text)
     words: list[tuple[int, float]] = []
-    usefulness, begin = 0.0, 0
+    begin = 0
     while (found := _WORD.match(text, begin, limit)) is not None:
         end = found.end()
         if end == len(text) and (rest or not is_complete):
@@ -71,19 +72,41 @@ def predict_words(
         keys = math.exp(logprob) * (end - begin)
         if words and keys < MIN_WORD_KEYS:
             break
-        usefulness += keys if words else keys - math.exp(logprob)
         words.append((end, logprob))
         begin = end
     if not words:
         return None
     ends, word_logprobs = zip(*words, strict=True)
-    return PredictedWords(text[:begin], ends, text[: ends[0]], word_logprobs, usefulness)
+    return _predicted(text[:begin], ends, word_logprobs)
 
 
-def first_word(text: str) -> str:
-    """`text` to the end of its first word; all of it if it has none."""
-    found = _WORD.match(text)
-    return found[0] if found else text
+def fill_words(fill: str, probabilities: Mapping[str, float]) -> PredictedWords:
+    """The words of a fill of a gap, of which each is as probable as all fills that begin with the words up to it.
+
+    Args:
+        probabilities: of all fills that were scored.
+    """
+    ends = [found.end() for found in _WORD.finditer(fill)] or [len(fill.rstrip())]
+    logprobs = [
+        math.log(
+            MIN_PROBABILITY
+            + sum(
+                probability
+                for other, probability in probabilities.items()
+                if other.startswith(fill[:end]) and not _CONTINUED.match(other, end)
+            )
+        )
+        for end in ends
+    ]
+    return _predicted(fill, ends, logprobs)
+
+
+def _predicted(text: str, ends: Sequence[int], logprobs: Sequence[float]) -> PredictedWords:
+    """The keys that it should save: Σ over words of P(this word and all before it) · characters of the word − P(first
+    word), since taking costs one key."""
+    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    keys = sum(math.exp(logprob) * length for logprob, length in zip(logprobs, lengths, strict=True))
+    return PredictedWords(text, tuple(ends), text[: ends[0]], tuple(logprobs), keys - math.exp(logprobs[0]))
 
 
 def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from deploy.load.run import progress
+from tests.bench.quality.keystrokes import Answer
 from tests.bench.quality.passages import trim_context
 from tests.bench.quality.suggestions import SEEDS_APART, gateway_source
 from tests.bench.quality.typist import describe_latencies
@@ -35,7 +37,8 @@ class GapRow(msgspec.Struct, kw_only=True, frozen=True):
     """Gaps of one length: shares with the missing words, and with the first of them, among three suggestions.
 
     A suggestion that only begins with the missing words is no exact match; without the text after the gap it is counted
-    as one: the writer would delete the rest of it.
+    as one: the writer would delete the rest of it. `stated_keys` is the mean usefulness of the first suggestions,
+    `saved_keys` what they save: the characters of their words up to the first wrong one, but one for taking them.
     """
 
     num_words: int  # 0: gaps of all lengths
@@ -43,6 +46,8 @@ class GapRow(msgspec.Struct, kw_only=True, frozen=True):
     num_gaps: int
     exact: float
     first_word: float
+    stated_keys: float = 0.0
+    saved_keys: float = 0.0
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -85,7 +90,8 @@ def run_gaps(
     """
     gaps = choose_gaps(texts, num_sentences, random.Random(options.seed))
     document.workload = {"num_sentences": num_sentences, "fields": {"n_samples": NUM_SUGGESTIONS, **fields}}
-    matches: dict[tuple[bool, int], list[tuple[bool, bool]]] = {}
+    matches: dict[tuple[bool, int], list[_Match]] = {}
+    num_silent = 0
     latencies_ms: dict[bool, list[float]] = {False: [], True: []}
     with (
         gateway_source(options, document.workload["fields"], console) as source,
@@ -98,39 +104,55 @@ def run_gaps(
             for has_suffix in (False, True):
                 suffix = {"suffix": after} if has_suffix else {}
                 answer = source.suggest(context, options.seed + SEEDS_APART * number, **suffix)
-                found = _match([text.split() for text in answer.suggestions], wanted, is_whole=has_suffix)
+                found = _match(answer, wanted, is_whole=has_suffix)
                 matches.setdefault((has_suffix, gap.num_words), []).append(found)
                 latencies_ms[has_suffix].append(answer.latency_ms)
+            whole = source.suggest(trim_context(gap.text[: gap.end]), options.seed + SEEDS_APART * number, suffix=after)
+            num_silent += not whole.suggestions
     document.rows = list(_rows(matches))
+    document.notes.append(f"Where nothing is missing, nothing is suggested in {num_silent} of {len(gaps)} places.")
     for has_suffix, name in ((False, "Without"), (True, "With")):
         document.notes.append(f"{name} the text after the gap: {describe_latencies(latencies_ms[has_suffix])}")
 
 
 def gap_table(rows: Sequence[GapRow]) -> Table:
     table = Table("words", "gaps", title="Gaps that one of three suggestions fills")
-    for heading in ("exact", "exact, with suffix", "first word", "first word, with suffix"):
+    for heading in ("exact", "exact, with suffix", "first word", "first word, with suffix", "stated keys", "saved"):
         table.add_column(heading, justify="right")
     for without, with_suffix in zip(rows[::2], rows[1::2], strict=True):
         shares = (without.exact, with_suffix.exact, without.first_word, with_suffix.first_word)
-        table.add_row(str(without.num_words or "all"), str(without.num_gaps), *(f"{share:.1%}" for share in shares))
+        keys = with_suffix.stated_keys, with_suffix.saved_keys
+        cells = (*(f"{share:.1%}" for share in shares), *(f"{each:.2f}" for each in keys))
+        table.add_row(str(without.num_words or "all"), str(without.num_gaps), *cells)
     return table
 
 
-def _rows(matches: Mapping[tuple[bool, int], Sequence[tuple[bool, bool]]]) -> Iterator[GapRow]:
+class _Match(NamedTuple):
+    exact: bool
+    first_word: bool
+    stated_keys: float
+    saved_keys: float
+
+
+def _rows(matches: Mapping[tuple[bool, int], Sequence[_Match]]) -> Iterator[GapRow]:
     for num_words in (*range(1, MAX_GAP_WORDS + 1), 0):
         for has_suffix in (False, True):
             lengths = [num_words] if num_words else range(1, MAX_GAP_WORDS + 1)
             own = [found for length in lengths for found in matches.get((has_suffix, length), ())]
-            shares = [round(sum(column) / max(1, len(own)), 4) for column in zip(*own, strict=True)] or [0.0, 0.0]
-            yield GapRow(
-                num_words=num_words, has_suffix=has_suffix, num_gaps=len(own), exact=shares[0], first_word=shares[1]
-            )
+            means = [round(sum(column) / max(1, len(own)), 4) for column in zip(*own, strict=True)] or [0.0] * 4
+            columns = dict(zip(_Match._fields, means, strict=True))
+            yield GapRow(num_words=num_words, has_suffix=has_suffix, num_gaps=len(own), **columns)
 
 
-def _match(suggestions: Sequence[Sequence[str]], wanted: Sequence[str], *, is_whole: bool) -> tuple[bool, bool]:
+def _match(answer: Answer, wanted: Sequence[str], *, is_whole: bool) -> _Match:
     """Whether a suggestion has the missing words, and whether one has the first of them, without its punctuation."""
+    suggestions = [text.split() for text in answer.suggestions]
+    first = suggestions[0] if suggestions else []
+    right = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, wanted, strict=False)))
+    saved_keys = max(0, len(" ".join(word for word, _ in right)) - 1)
     exact = any(words[: None if is_whole else len(wanted)] == wanted for words in suggestions)
-    return exact, _first_word(wanted) in map(_first_word, suggestions)
+    has_first_word = _first_word(wanted) in map(_first_word, suggestions)
+    return _Match(exact, has_first_word, next(iter(answer.usefulness), 0.0), saved_keys)
 
 
 def _first_word(words: Sequence[str]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.text.gap import MAX_FILLS, gap_fills
+from workers.text.gap import MAX_FILLS, NOTHING_MISSING, FillScore, fill_probabilities, gap_fills
+from workers.text.predicted_words import fill_words
 
 
 def fills(place: str, text: str, *, is_complete: bool = False) -> list[str]:
@@ -73,3 +76,28 @@ def test_a_fill_is_a_beginning_that_does_not_repeat_what_follows(text: str, befo
         assert fill.strip()
         assert text.startswith((fill, fill.removesuffix(" ")))
         assert not (len(after.split()) > 1 and fill.endswith(after.strip()))
+
+
+def test_fills_compete_with_each_other_with_none_and_with_those_that_were_not_found() -> None:
+    scores = {
+        "": FillScore(NOTHING_MISSING, -20.0),
+        "the": FillScore(math.log(0.4), -9.0),
+        "the sea": FillScore(math.log(0.1), -6.0),
+        "him": FillScore(math.log(0.2), -9.0),
+    }
+    found = fill_probabilities(scores)
+    assert sum(found.values()) < 1
+    assert found["the sea"] > found["the"] == pytest.approx(2 * found["him"])
+    # 0.4 of first words were not found. After them, the text is as likely as after the best.
+    assert found["the sea"] == pytest.approx(0.1 / (0.1 + 0.4 + (0.4 + 0.2) * math.exp(-3) + 0.3 * math.exp(-14)))
+    complete = fill_probabilities(scores | {"": FillScore(NOTHING_MISSING, -3.0)})
+    assert complete[""] > 0.5
+    assert fill_probabilities({}) == {}
+
+
+def test_a_word_of_a_fill_is_as_probable_as_all_fills_that_begin_with_it() -> None:
+    words = fill_words("the sea ", {"": 0.1, "the sea ": 0.3, "the ": 0.2, "there ": 0.1, "the sea and ": 0.1})
+    assert [round(math.exp(logprob), 3) for logprob in words.logprobs] == [0.6, 0.4]
+    assert words.ends == (3, 7)
+    assert words.usefulness == pytest.approx(0.6 * 3 + 0.4 * 4 - 0.6)
+    assert fill_words(", ", {", ": 0.5}).ends == (1,)
