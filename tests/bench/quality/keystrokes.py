@@ -42,6 +42,7 @@ class Usage:
     num_keys: int = 0
     num_moments: int = 0
     num_moments_shown: int = 0  # with at least one suggestion on show
+    num_moments_right: int = 0  # of these, those at which all of the first one comes next, and a word ends there
     num_accepted: int = 0
     num_accepted_characters: int = 0
     num_kept_characters: int = 0  # accepted and not deleted

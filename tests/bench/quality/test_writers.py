@@ -7,7 +7,14 @@ import pytest
 from tests.bench.quality import writers
 from tests.bench.quality.keystrokes import Answer, Suggest
 from tests.bench.quality.passages import Passage
-from tests.bench.quality.writers import PageWriter, first_clause, pause_before, write_by_literature, write_by_pause
+from tests.bench.quality.writers import (
+    PageWriter,
+    comes_next,
+    first_clause,
+    pause_before,
+    write_by_literature,
+    write_by_pause,
+)
 
 LATENCY_MS = 12.0
 
@@ -172,3 +179,11 @@ def test_page_counts_moments_with_another_guess() -> None:
     """ "the sea": "them" leaves with the space, and "see" takes its place; nothing follows that."""
     usage = PageWriter()(passage("the sea"), answers({0: ["them"], 4: ["see"]}), 1)
     assert usage.num_changed == 1
+
+
+@pytest.mark.usefixtures("regular_rhythm")
+def test_right_when_shown_counts_moments_at_which_all_of_the_first_suggestion_comes_next() -> None:
+    """ "the sea" is right, and so is what is left of it; "isle" is not."""
+    usage = PageWriter()(passage("the sea is"), answers({0: ["the sea"], 8: ["isle"]}), 1)
+    assert (usage.num_moments_shown, usage.num_moments_right) == (4, 2)
+    assert (comes_next("the se", "the sea", 0), comes_next("the sea", "the sea", 0)) == (False, True)

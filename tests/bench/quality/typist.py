@@ -197,14 +197,15 @@ def savings_table(rows: Sequence[SavingsRow]) -> Table:
 def usage_table(rows: Sequence[SavingsRow]) -> Table:
     """How the suggestions were used with the most on show, by kind of text or over all texts."""
     table = Table("text", "rule", "model", title="Use of suggestions")
-    use_headings = ("shown at", "accepted", "characters accepted", "and kept", "words per acceptance", "flicker")
-    for heading in (*use_headings, "changed", "shown at pauses", "taken there"):
+    shown = ("shown at", "right when shown", "accepted", "characters accepted", "and kept", "words per acceptance")
+    for heading in (*shown, "flicker", "changed", "shown at pauses", "taken there"):
         table.add_column(heading, justify="right")
     for row in _ordered([row for row in rows if row.file == "all"] or rows):
         use = row.usage
         table.add_row(
             *(row.file, row.rule, row.model),
             _share(use.num_moments_shown, use.num_moments),
+            _share(use.num_moments_right, use.num_moments_shown) if use.num_moments_right else "",
             _share(use.num_accepted, use.num_moments_shown),
             _share(use.num_accepted_characters, use.num_characters),
             _share(use.num_kept_characters, use.num_characters),

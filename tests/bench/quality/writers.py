@@ -140,6 +140,7 @@ class PageWriter:
                     page.add_idea(idea, now_ms + IDEA_DELAY_MS + idea.latency_ms, num_suggestions)
                 usage += Usage(num_pauses=1, num_pauses_shown=int(bool(page.visible)))
             usage += page.count()
+            usage.num_moments_right += bool(page.visible) and comes_next(page.visible[0].rest, text, at)
             now_ms += pause_ms or interval_ms
             takes = _takes_on_page(page.visible, text, at, passage.end, now_ms, is_listed=pause_ms > 0)
             best = max(takes, key=_Take.by_savings, default=None)
@@ -316,6 +317,11 @@ class _Take:
 
     def by_savings(self) -> tuple[int, int]:
         return self.num_kept - self.num_keys, -self.num_keys
+
+
+def comes_next(suggestion: str, text: str, at: int) -> bool:
+    """Whether the text goes on with a suggestion, and a word ends there."""
+    return text.startswith(suggestion, at) and not _is_inside_word(text, at + len(suggestion))
 
 
 def matching_length(suggestion: str, text: str) -> int:
