@@ -174,13 +174,13 @@ def test_escape_dismisses_and_later_keys_edit_the_text(editor: Editor) -> None:
 
 def test_a_suggestion_can_be_accepted_in_the_middle_of_a_text(editor: Editor) -> None:
     # In mid-sentence: after a full stop, the model may predict the end of the text.
-    editor.type("Once there was a king who lived alone.")
-    for _ in range(len(" lived alone.")):
+    editor.type("Once there was a king who in a castle.")
+    for _ in range(len(" in a castle.")):
         editor.press("ArrowLeft")
     editor.press("Alt+Enter")
     editor.wait_for_response()
     assert editor.requests[-1]["context"] == "Once there was a king who"
-    assert editor.requests[-1]["suffix"] == " lived alone."
+    assert editor.requests[-1]["suffix"] == " in a castle."
     [first, *_] = editor.suggestions
     assert editor.ghost_text.strip() in first  # before the text that follows, which it moves
     panel, line = editor.page.locator("#panel").bounding_box(), editor.text.locator(".cm-line").last.bounding_box()
@@ -188,11 +188,11 @@ def test_a_suggestion_can_be_accepted_in_the_middle_of_a_text(editor: Editor) ->
     assert line
     assert line["y"] + line["height"] <= panel["y"]  # the text that a suggestion must fit is not hidden
     editor.press("Enter")
-    accepted = editor.value.removeprefix("Once there was a king who").removesuffix(" lived alone.")
+    accepted = editor.value.removeprefix("Once there was a king who").removesuffix(" in a castle.")
     assert first.endswith(accepted.strip())
     assert accepted.strip()
     editor.type("X")
-    assert editor.value == f"Once there was a king who{accepted}X lived alone."
+    assert editor.value == f"Once there was a king who{accepted}X in a castle."
 
 
 def test_moving_the_caret_closes_the_suggestions(editor: Editor) -> None:
