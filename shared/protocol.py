@@ -180,7 +180,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     With `logprobs` 0, the lists of most likely tokens are empty.
 
     `usefulness` of a prediction: keys that showing it should save. Its `text` is empty if there is no such word.
-    `words` are those of its text; null for a fill of a gap.
+    `words` are those of its text, also of a fill of a gap; null if it has no text or is not cut after its words.
 
     `fit` of a text before a `suffix`: the higher, the better it stands between both; comparable among the branches of a
     request. Null if the branch ended before it was known, or if no beginning of the text fits, and `text` is empty.

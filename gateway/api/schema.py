@@ -148,7 +148,7 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     `score` is the mean log-probability of its tokens under the model's unmodified distribution, null if it has no
     tokens. `explanation` is present if the request has `explain`, `usefulness` if its strategy is `predict`: the keys
     that taking the sentence should save, on average over right and wrong ones. So are `words`, and
-    `probability`, that of all of them, unless there is a `suffix`.
+    `probability`, that of all of them, unless `clean` is false.
     """
 
     value: str

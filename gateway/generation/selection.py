@@ -26,7 +26,7 @@ from gateway.generation.request import (
 )
 from gateway.generation.trimming import is_alike, rejection_reason, trim
 from shared.protocol import Done
-from shared.text import NOT_TEXT
+from shared.text import NOT_TEXT, expected_keys
 
 # Codes of rejected completions.
 REJECTION_DETAILS = {
@@ -245,9 +245,7 @@ def cut_words(done: Done, min_probability: float, *, is_fill: bool = False) -> D
             return done
         words = []
     end = words[-1].end if words else 0
-    begins = [0, *(word.end for word in words)]
-    keys = sum(word.probability * (word.end - begin) for word, begin in zip(words, begins, strict=False))
-    usefulness = round(keys - words[0].probability, 3) if words else 0.0  # taking it costs a key
+    usefulness = round(expected_keys([word.end for word in words], [word.probability for word in words]), 3)
     ends = [min(each, end) for each in done.ends]
     return structs.replace(done, text=done.text[:end], ends=ends, words=words, usefulness=usefulness)
 

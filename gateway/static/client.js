@@ -17,7 +17,7 @@
  * @property {string} finish_reason
  * @property {number} [usefulness]  Expected keystrokes saved. Only of the strategy `predict`.
  * @property {{text: string, probability: number}[]} [words]  Of a prediction: its words, and how likely all words up to each
- *   come next. Not before a `suffix`.
+ *   come next.
  * @property {number} [probability]  That of the last of `words`.
  * @property {{text: string, logprob: number, likeliest: [string, number][]}[]} [explanation]  One entry per token,
  *   with the likeliest alternatives and their log-probabilities. Only in responses to requests with `explain`.

@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.text import NOT_TEXT
+from shared.text import NOT_TEXT, expected_keys
 
 # A word with what precedes it: white space, quotation marks, a dash.
 _WORD = re.compile(r"\W*?\w+(?:['’]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
 _CONTINUED = re.compile(r"\w|['’]\w")  # after a word: it goes on
-MIN_PROBABILITY = 1e-9  # of a fill that was not scored
+UNSCORED_PROBABILITY = 1e-9  # of a fill whose score was not known in time
 # A word is kept while it should save at least this many keys. Longer texts save more where any beginning can be taken,
 # and less where they keep the place of a better one (docs/QUALITY.md).
 MIN_WORD_KEYS = 0.005
@@ -89,7 +89,7 @@ def fill_words(fill: str, probabilities: Mapping[str, float]) -> PredictedWords:
     ends = [found.end() for found in _WORD.finditer(fill)] or [len(fill.rstrip())]
     logprobs = [
         math.log(
-            MIN_PROBABILITY
+            UNSCORED_PROBABILITY
             + sum(
                 probability
                 for other, probability in probabilities.items()
@@ -102,11 +102,8 @@ def fill_words(fill: str, probabilities: Mapping[str, float]) -> PredictedWords:
 
 
 def _predicted(text: str, ends: Sequence[int], logprobs: Sequence[float]) -> PredictedWords:
-    """The keys that it should save: Σ over words of P(this word and all before it) · characters of the word − P(first
-    word), since taking costs one key."""
-    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    keys = sum(math.exp(logprob) * length for logprob, length in zip(logprobs, lengths, strict=True))
-    return PredictedWords(text, tuple(ends), text[: ends[0]], tuple(logprobs), keys - math.exp(logprobs[0]))
+    usefulness = expected_keys(ends, list(map(math.exp, logprobs)))
+    return PredictedWords(text, tuple(ends), text[: ends[0]], tuple(logprobs), usefulness)
 
 
 def rank_predictions(predictions: Sequence[PredictedWords | None]) -> list[int]:
