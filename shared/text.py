@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from operator import mul
 
 # Control characters but tab and line ends, the specials (such as U+FFFD) and the noncharacters. Not the format
 # characters that writers need: joiners of emoji and Persian, variation selectors, marks of direction, soft hyphens.
@@ -23,5 +22,6 @@ def expected_keys(ends: Sequence[int], probabilities: Sequence[float]) -> float:
     Args:
         ends: where each word ends, in characters.
     """
-    lengths = (end - begin for begin, end in zip([0, *ends], ends, strict=False))
-    return sum(map(mul, probabilities, lengths)) - sum(probabilities[:1])
+    lengths = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    keys = sum(probability * length for probability, length in zip(probabilities, lengths, strict=True))
+    return keys - sum(probabilities[:1])

@@ -18,7 +18,7 @@ from workers.text.tokenizer import Tokenizer
 from workers.text.typography import PLAIN, SPACES, Typography
 
 # A mark is unknown if it costs this much more than its plain spelling, in nats per character. Each costs the embedded
-# checkpoint, which was trained without them, 1.2 or more; “ ” ‘ ’ — … cost SmolLM2 at most 0.05.
+# checkpoint, which was trained without them, 1.3 or more; “ ” ‘ ’ — … cost SmolLM2 at most 0.07.
 MAX_COST = 0.2
 # The same for marks of other languages, which cost more in English although a model knows them (SmolLM2: 0.2 to 0.4).
 MAX_FOREIGN_COST = 0.5
