@@ -41,8 +41,9 @@ from shared.version import tercet_version
 Json = dict[str, Any]
 TITLE = "Tercet"
 DESCRIPTION = (
-    "Autocompletion with GPT-2. Every answer carries `X-Request-Id`, which a client may set; `Retry-After` says when a"
-    " refused request may be sent again."
+    "Tercet completes text while it is written: each request is answered with several continuations, best first, by the"
+    " language models of this server (`GET /health/ready` names them). Every answer carries `X-Request-Id`, which"
+    " a client may set; `Retry-After` says when a refused request may be sent again."
 )
 # Errors of the middleware and of the connections: of any request, of one with a body, and where a key is required.
 ERRORS_OF_REQUESTS = (

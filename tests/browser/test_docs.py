@@ -54,6 +54,10 @@ def test_an_operation_is_found_opened_and_tried_with_the_keyboard(open_docs: Ope
     expect(docs.page.locator(".try .note")).to_contain_text("x-request-id: ")
 
 
+def test_the_page_begins_with_what_tercet_is(open_docs: OpenDocs) -> None:
+    expect(open_docs().page.locator("#about")).to_contain_text("Tercet completes text while it is written")
+
+
 def test_every_field_of_the_document_is_shown(open_docs: OpenDocs, tercet: Tercet) -> None:
     docs = open_docs("#post_autocomplete")
     schema = tercet.client.get("/openapi.json").json()["components"]["schemas"]["AutocompleteRequest"]

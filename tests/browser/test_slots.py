@@ -74,6 +74,17 @@ def test_a_failed_slot_says_why_and_a_loading_one_how_far_it_is(open_slots: Open
     page.unroute_all(behavior="wait")
 
 
+def test_the_legend_explains_squares_colours_and_states(open_slots: OpenSlots) -> None:
+    page = open_slots()
+    legend = page.locator("#legend")
+    for words in ("A square is room for one branch", "serves (green)", "rests (grey) while its model is loaded"):
+        expect(legend).to_contain_text(words)
+    for state in ("loads", "warms", "drains", "failed", "down"):
+        expect(legend.get_by_text(state, exact=True)).to_be_visible()
+    named = page.locator("[data-state=rests] .state").first.evaluate("state => getComputedStyle(state).color")
+    assert max(rgb := [int(each) for each in re.findall(r"\d+", named)]) - min(rgb) < 30, "rests is grey"
+
+
 def test_a_hidden_page_does_not_ask(open_slots: OpenSlots) -> None:
     page = open_slots()
     expect(box(page, "0 · embedded")).to_be_visible()
