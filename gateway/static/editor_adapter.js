@@ -18,8 +18,11 @@
 
 // A site's own rules for these classes win, because these have no specificity. A Content-Security-Policy does not
 // restrict a style sheet made by a script. Colors are those of Tercet's own editor, and follow the page's color scheme.
+// Ghost text wraps as the text around it does. CodeMirror's image before a widget allows a line break in the middle of a
+// word; out of the flow it does not, so lines break where they will once the text is typed.
 const STYLES = `
-  :where(.tercet-ghost) { color: color-mix(in srgb, currentColor 62%, transparent); white-space: pre-wrap }
+  :where(.tercet-ghost) { color: color-mix(in srgb, currentColor 62%, transparent) }
+  :where(.cm-widgetBuffer:has(+ .tercet-ghost)) { position: absolute }
   :where(.tercet-list) {
     margin: 0; padding: 6px; max-width: min(36em, 90vw); box-sizing: border-box; list-style-position: outside;
     border: 1px solid light-dark(#e4dfd3, #3a3733); border-radius: 10px;
@@ -115,6 +118,16 @@ export function typedPrefix(context, rest) {
   return /^\s/.test(rest) ? "" : context.slice(-MAX_WORD_CHARS).match(/\S*$/)?.[0] ?? "";
 }
 
+/** What a list shows beside ghost text: alternatives to it, or all once the writer requested or chose. @param {View} view */
+export function listedBesideGhost({ suggestions, chosen, isExplicit, isChosenByUser }) {
+  return isExplicit || isChosenByUser ? suggestions : suggestions.filter((each) => each !== chosen);
+}
+
+/** Whether a click is a tap on ghost text, which accepts it. A mouse sets the caret there. @param {Event} event */
+export function isTapOnGhost({ target }) {
+  return target instanceof Element && Boolean(target.closest(".tercet-ghost")) && matchMedia("(pointer: coarse)").matches;
+}
+
 /** Shows suggestions in a list element; the number of each is the one of its key (Alt+1, …). */
 export class SuggestionList {
   #listeners = new AbortController();
@@ -138,9 +151,10 @@ export class SuggestionList {
   /**
    * @param {View|null} view
    * @param {string} context  The end of the text before the caret.
+   * @param {View["suggestions"]} [listed]  Default: for an editor that draws ghost text.
    */
-  show(view, context) {
-    const suggestions = view?.isListed ? view.suggestions : [];
+  show(view, context, listed = view ? listedBesideGhost(view) : []) {
+    const suggestions = view?.isListed ? listed : [];
     if (view?.isListed && !suggestions.length) return; // a list that stays for a moment, so that it does not flicker
     const items = suggestions.map((suggestion) => {
       const item = document.createElement("li");

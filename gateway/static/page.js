@@ -130,7 +130,6 @@ function showView(view) {
   currentView = view;
   const becameReady = view.status === "ready" && previous.status !== "ready";
   panel.show(view, editor.textBefore(MAX_WORD_CHARS), touch.matches);
-  container.classList.toggle("is-text-below", Boolean(view.chosen) && editor.textAfter === "below");
   if (becameReady && !view.isChosenByUser) panel.resetPosition();
   // Unasked suggestions must neither scroll the page nor make a screen reader interrupt the typing.
   const isAnnounced = panel.isOpen && (view.isExplicit || view.isChosenByUser);

@@ -31,9 +31,15 @@ export class ShownSuggestions {
    */
   minUsefulness = 0;
 
-  /** The candidates on show, in display order. @returns {Candidate[]} */
+  /** The candidates on show, in display order. Unasked, no two begin with the same word. @returns {Candidate[]} */
   get candidates() {
-    return this.#all.filter((candidate) => this.#isWorthShowing(candidate));
+    const words = new Set();
+    return this.#all.filter((candidate) => {
+      const { isExplicit, isIdea, request } = candidate.session;
+      const isUnasked = !isExplicit && (isIdea || request.strategy === "predict");
+      const word = isUnasked ? bareWord(this.rest(candidate)) : candidate;
+      return this.#isWorthShowing(candidate) && !words.has(word) && words.add(word);
+    });
   }
 
   /** The candidate whose rest is ghost text: the writer's choice, or the one of the first place. @returns {Candidate|null} */
@@ -107,12 +113,12 @@ export class ShownSuggestions {
     const isLonger = (/** @type {string} */ rest) => rest && (!chosen || rest.startsWith(this.rest(chosen)));
     const idea = candidates.find((candidate) => isLonger(this.rest(candidate)));
     const kept = idea ? [idea, ...shown.filter((candidate) => candidate !== chosen)] : shown;
-    const words = new Set(kept.map((candidate) => firstWord(this.rest(candidate)).trim()));
+    const words = new Set(kept.map((candidate) => bareWord(this.rest(candidate))));
     for (const candidate of this.#all.filter((each) => !shown.includes(each))) {
       const rest = this.rest(candidate);
       const word = firstWord(rest);
-      if (words.has(word.trim())) continue;
-      words.add(word.trim());
+      if (words.has(bareWord(rest))) continue;
+      words.add(bareWord(rest));
       candidate.text = candidate.text.slice(0, candidate.text.length - rest.length) + word;
       candidate.isHeldBack = false;
       kept.push(candidate);
@@ -144,4 +150,10 @@ export class ShownSuggestions {
     const { text, sentence } = candidate;
     return { place, text, rest: this.rest(candidate), isFinished: sentence !== null, sentence };
   }
+}
+
+/** The first word of a text, without punctuation; what has no letters, as it is. @param {string} text */
+function bareWord(text) {
+  const word = firstWord(text).trim();
+  return word.replace(/[^\p{L}\p{M}\p{N}]/gu, "") || word;
 }

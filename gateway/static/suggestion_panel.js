@@ -2,7 +2,7 @@
 // It renders what it is given, and does not know the editor or the server.
 
 import { createElement, setText } from "./dom.js";
-import { typedPrefix } from "./editor_adapter.js";
+import { listedBesideGhost, typedPrefix } from "./editor_adapter.js";
 
 /** @typedef {import("./tercet.js").View} View */
 /** @typedef {import("./tercet.js").Sentence} Sentence */
@@ -43,7 +43,8 @@ export class SuggestionPanel {
    * @param {string} context  The end of the text before the caret.
    * @param {boolean} isStrip  The panel is a strip, which is shown whenever there are suggestions.
    */
-  show({ suggestions, chosen, isListed }, context, isStrip) {
+  show(view, context, isStrip) {
+    const { suggestions, chosen, isListed } = view;
     this.#panel.hidden = !(isListed || (isStrip && suggestions.length));
     if (this.#panel.hidden) {
       this.#list.classList.remove("is-expanded");
@@ -52,11 +53,12 @@ export class SuggestionPanel {
       return;
     }
     // A list that stays open for a moment, so that it does not flicker, shows what it did, dimmed.
-    this.#list.classList.toggle("is-past", !suggestions.length);
-    if (!suggestions.length) return;
+    const listed = isStrip ? suggestions : listedBesideGhost(view);
+    this.#list.classList.toggle("is-past", !listed.length);
+    if (!listed.length) return;
     // Free places are hidden, not removed: removing a node ends the typing undo step (see `setText`).
     for (const [place, option] of Array.from(this.#list.children).entries()) {
-      const suggestion = suggestions.find((each) => each.place === place);
+      const suggestion = listed.find((each) => each.place === place);
       option.toggleAttribute("hidden", !suggestion);
       if (!suggestion) continue;
       option.ariaSelected = String(suggestion === chosen);

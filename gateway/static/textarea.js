@@ -65,7 +65,7 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
     position: () => textarea.selectionEnd,
     after: () => textarea.value.slice(textarea.selectionEnd),
     insert: (text, numReplaced) => insertText(textarea, text, numReplaced),
-    show: (view) => suggestionList?.show(view, context()),
+    show: (view) => suggestionList?.show(view, context(), view.suggestions),
     drawsGhost: false,
     insertsSpace: true,
     isProse: () => prose.isProse(textarea.selectionEnd, (from, to) => textarea.value.slice(from, to)),

@@ -20,10 +20,10 @@ from tests.browser.test_live import (  # noqa: F401  # the same, in Firefox
     live,
     test_a_held_tab_takes_one_suggestion,
     test_chords_take_any_of_the_list,
+    test_no_list_hides_the_text_below_the_caret,
     test_nothing_is_suggested_after_deletion_and_undo,
     test_nothing_unasked_before_text_on_the_line,
     test_tab_takes_the_first_with_a_space_that_gives_way,
-    test_text_below_the_caret_neither_moves_nor_is_hidden,
     test_the_list_waits_until_the_first_suggestion_stands_still,
     test_unasked_suggestions_leave_the_plain_keys_to_the_writer,
 )

@@ -35,10 +35,11 @@ OPENING_MARKS = {
 }
 
 
-def answer_with(page: Page, value: str) -> None:
-    """Let the server answer every request with one sentence, so that what is accepted is known."""
-    answer = {"id": "1", "sentences": [{"value": value, "seed": 1}]}
-    events = f"event: sentence\ndata: {json.dumps({'value': value, 'seed': 1, 'branch': 0})}\n\n"
+def answer_with(page: Page, *values: str) -> None:
+    """Let the server answer every request with these sentences, so that what is accepted is known."""
+    sentences = [{"value": value, "seed": seed, "branch": seed} for seed, value in enumerate(values)]
+    answer = {"id": "1", "sentences": sentences}
+    events = "".join(f"event: sentence\ndata: {json.dumps(sentence)}\n\n" for sentence in sentences)
     stream = f"{events}event: done\ndata: {json.dumps(answer)}\n\n"
 
     def fulfill(route: Route) -> None:

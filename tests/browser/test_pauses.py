@@ -36,7 +36,8 @@ def test_a_pause_lists_the_words_that_were_held_back(open_page: OpenPage) -> Non
     until(lambda: editor.ghost_text, 10, "an idea")
     expect(editor.list).to_be_visible()
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
-    idea, *words = [re.sub(r"^Alt \d\s*", "", row).split() for row in editor.suggestions]
+    idea = editor.ghost_text.split()
+    words = [re.sub(r"^Alt \d\s*", "", row).split() for row in editor.suggestions]
     assert [len(word) for word in words] == [1, 1]
     assert len({idea[0], *(word for [word] in words)}) == 3
     before = editor.value

@@ -1,0 +1,92 @@
+"""Where ghost text stands: inside the column, with the text below it moved; and what the list beside it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.driver import MIN_VISIBLE_MS, Editor
+from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
+from tests.browser.test_marks import answer_with
+from tests.e2e.harness import until
+
+__all__ = ["bundles", "open_editor"]  # fixtures
+
+OpenPage = Callable[..., Editor]
+BEFORE = "We write because the kitchen tap in the flat has been dri"
+GHOST = "pping since Monday, and nobody has come to look at it or answered any of our letters"
+# The height of each letter, with a mark where a line begins within a word.
+LINES = """(text) => {
+  const walker = document.createTreeWalker(text, NodeFilter.SHOW_TEXT), range = document.createRange();
+  let lines = "", last = { letter: " ", top: 0 };
+  while (walker.nextNode()) for (const [at, letter] of Array.from(walker.currentNode.data).entries()) {
+    range.setStart(walker.currentNode, at);
+    range.setEnd(walker.currentNode, at + 1);
+    const top = Math.round(range.getBoundingClientRect().top);
+    if (/\\S/.test(letter)) lines += (/\\w/.test(last.letter) && top > last.top + 5 ? "TORN" : "") + letter + top;
+    last = { letter, top };
+  }
+  return lines.replace("TORNT", "T");  // the second paragraph
+}"""
+
+
+def assert_still(page: Page, text: Locator) -> None:
+    """Type the ghost text: no letter of it, and none of the text below, changes its line, and no word is torn."""
+    before = text.evaluate(LINES)
+    assert "TORN" not in before
+    for letter in GHOST[:-1]:
+        page.keyboard.type(letter)
+        assert text.evaluate(LINES) == before
+
+
+@pytest.mark.parametrize("width", [1100, 700, 360])
+def test_ghost_text_wraps_in_the_column_and_moves_the_text_below(open_page: OpenPage, width: int) -> None:
+    editor = open_page(mode="eager", context={"viewport": {"width": width, "height": 760}})
+    editor.type("\nThe second paragraph.")
+    editor.press("Control+Home")
+    answer_with(editor.page, GHOST)
+    editor.type(BEFORE)
+    until(lambda: editor.ghost_text == GHOST, 10, "ghost text")
+    box = editor.ghost.bounding_box()
+    line, below = (editor.text.locator(".cm-line").nth(number).bounding_box() for number in (0, 1))
+    assert box
+    assert line
+    assert below
+    assert line["x"] < box["x"] < box["x"] + box["width"] < line["x"] + line["width"]
+    assert box["y"] + box["height"] <= below["y"] + 1
+    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+    assert_still(editor.page, editor.text)
+
+
+@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
+def test_in_other_editors_no_letter_changes_its_line(open_editor: Callable[..., EditorPage], name: str) -> None:
+    editor = open_editor(name, mode="live")
+    answer_with(editor.page, GHOST)
+    editor.type(BEFORE)
+    expect(editor.ghost).to_have_text(GHOST)
+    assert_still(editor.page, editor.text)
+
+
+def test_the_list_has_alternatives_to_the_ghost_text_only(open_page: OpenPage) -> None:
+    editor = open_page(mode="eager")
+    answer_with(editor.page, " White, who", " Smith, he")
+    editor.type("He met Mr")
+    until(lambda: editor.ghost_text, 10, "ghost text")
+    editor.type(" ")  # the answers to this key say the same
+    expect(editor.list).to_be_visible()
+    assert (editor.ghost_text, editor.suggestions) == ("White, who", ["Alt 2Smith, he"])
+    editor.press("Alt+ArrowDown")  # to choose from all, with what is chosen marked
+    assert (editor.ghost_text, editor.suggestions) == ("Smith, he", ["Alt 1White, who", "Alt 2Smith, he"])
+    expect(editor.chosen).to_have_text("Alt 2Smith, he")
+
+
+@each_editor
+def test_the_lists_of_other_editors_have_alternatives_too(open_editor: Callable[..., EditorPage], name: str) -> None:
+    editor = open_editor(name, mode="live")
+    answer_with(editor.page, " 3.", " a letter")
+    editor.type("He wrote")
+    editor.wait_for_unasked()
+    editor.page.keyboard.type(" ")
+    expect(editor.items).to_have_text(["3.", "a letter"] if name == "textarea" else ["a letter"])
