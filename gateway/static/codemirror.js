@@ -160,17 +160,15 @@ class Suggestions {
     // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
     const isTabFree = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
     if (this.completer.press(event) || isTabFree) event.stopImmediatePropagation();
-    else if (isLineBreak(event) && this.completer.type("\n")) {
-      event.preventDefault();
-      event.stopImmediatePropagation();
-    }
+    else if (isLineBreak(event)) this.completer.type("\n");
   }
 
   /** @param {string} text  @param {number} numReplaced */
   #insert(text, numReplaced) {
     const { state } = this.#view;
     const { head } = state.selection.main;
-    const insert = state.toText(text);
+    // The editor's own key map breaks the line: there it may continue a list.
+    const insert = state.toText(text === "\n" ? "" : text);
     const from = head - numReplaced;
     this.#view.dispatch({
       changes: { from, to: head, insert },

@@ -8,6 +8,7 @@ import { Compartment, Transaction } from "@codemirror/state";
 import { Decoration, EditorView, keymap, placeholder, ViewPlugin } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { parser } from "@lezer/markdown";
+import { continueMarkup, toggleEmphasis } from "./markdown_commands.js";
 import { hasTextAfter } from "./text.js";
 
 /** @typedef {import("@codemirror/state").Extension} Extension */
@@ -74,7 +75,9 @@ export class TextEditor {
         extensions,
         this.#history.of(history()),
         // A Tab that comes too late for a suggestion must not move the focus.
-        keymap.of([{ key: "Tab", run: () => true }, { key: "Enter", run: insertNewline }, ...standardKeymap, ...historyKeymap]),
+        keymap.of([{ key: "Tab", run: () => true }, { key: "Enter", run: continueMarkup }, { key: "Enter", run: insertNewline }]),
+        keymap.of([{ key: "Mod-b", run: toggleEmphasis("**") }, { key: "Mod-i", run: toggleEmphasis("*") }]),
+        keymap.of([...standardKeymap, ...historyKeymap]),
         keymap.of(searchKeymap),
         search({ top: true }),
         markdown,
