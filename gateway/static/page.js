@@ -14,11 +14,13 @@ import { OpenDocument } from "./open_document.js";
 import { SavedKeystrokes } from "./saved_keystrokes.js";
 import { ServerStatus } from "./server_status.js";
 import { Settings } from "./settings.js";
+import { load, save } from "./store.js";
 import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
 import { Client } from "./tercet.js";
 import { TextEditor } from "./text_editor.js";
 
 /** @typedef {import("./tercet.js").View} View */
+/** @typedef {import("./server_status.js").Status["models"]} Models */
 
 /** Alternatives per token in the details. */
 const NUM_LIKELIEST = 3;
@@ -32,6 +34,7 @@ const STATUS_PX = 48;
 const MARGIN_STATUS_PX = 16;
 /** Of the text before the caret, enough to hold the word that a suggestion completes. */
 const MAX_WORD_CHARS = 100;
+const HINT = "Start writing. Likely words appear as you type, and an idea when you pause.";
 /** The element that has the text. */
 const TEXT_ATTRIBUTES = {
   "id": "text",
@@ -39,13 +42,22 @@ const TEXT_ATTRIBUTES = {
   "aria-autocomplete": "both",
   "aria-controls": "suggestions",
   "aria-describedby": "hint",
+  "aria-placeholder": HINT,
   "autocapitalize": "sentences",
   "autocorrect": "on",
   "spellcheck": "true",
   "writingsuggestions": "false", // the browser's own inline predictions
 };
 const UNFAMILIAR = "the model does not know text like this, so it suggests nothing";
-const HINT = "Start writing. Likely words appear as you type, and an idea when you pause.";
+/** Whether the server of the page is on this computer. */
+const IS_LOCAL = /^(?:(?:.+\.)?localhost|127(?:\.\d+){3}|\[::1\])$/.test(location.hostname);
+/** The suggestions are a strip of chips on touch screens. */
+const touch = matchMedia("(pointer: coarse)");
+/** Ghost texts of a browser that are followed by their key, and how long one is visible until it counts as seen. */
+const NUM_TAB_HINTS = 3;
+const SEEN_MS = 200;
+/** A page that is lower by this much than it has been at its width has lost the space to the keyboard. */
+const MIN_KEYBOARD_PX = 120;
 /** Gestures on the strip. */
 const LONG_PRESS_MS = 400;
 const SWIPE_PX = 24;
@@ -76,15 +88,14 @@ const panel = new SuggestionPanel(panelElement);
 const settings = new Settings(find("settings", HTMLFormElement), applySettings);
 const keyField = new KeyField(find("key-form", HTMLFormElement), find("key-note", HTMLElement), applyKey, useKey);
 const client = new Client({ key: keyField.key });
-/** The suggestions are a strip of chips on touch screens. */
-const touch = matchMedia("(pointer: coarse)");
 const savedKeystrokes = new SavedKeystrokes(showSavedKeys);
+const hint = createElement("span", "", describePage([]));
 /** Keys pressed to use the current suggestions, subtracted from the characters that they insert. */
 let numSpentKeys = 0;
 container.addEventListener("keydown", handleKey, { capture: true }); // before the completer does
 const editor = new TextEditor(container, {
   attributes: TEXT_ATTRIBUTES,
-  hint: HINT,
+  hint: () => hint,
   margins: () => ({
     top: Math.min(MARGIN_ABOVE_PX, innerHeight / 4),
     bottom: Math.min(MARGIN_BELOW_PX, innerHeight / 4) + STATUS_PX,
@@ -119,6 +130,9 @@ const server = new ServerStatus(client, showServer);
 /** The view shown last. @type {View} */
 let currentView = completer.view;
 let areDetailsOpen = false;
+let numTabHints = Number(load("tabHints"));
+/** @type {ReturnType<typeof setTimeout>|undefined} */
+let hintTimer;
 /** When the focus left the text last, it went to a control. */
 let isTextLeftForControl = false;
 
@@ -137,6 +151,7 @@ function showView(view) {
   if (isAnnounced) editor.view.contentDOM.setAttribute("aria-activedescendant", panel.chosenId);
   else editor.view.contentDOM.removeAttribute("aria-activedescendant");
   if (view.chosen?.sentence !== previous.chosen?.sentence || !panel.isOpen) void showDetails();
+  if (view.chosen?.text !== previous.chosen?.text) showTabHint(view.chosen);
   showProgress();
   if (view.problem?.code === "unreachable" && view.problem !== previous.problem) server.reportUnreachable();
   if (view.status === "streaming" || becameReady) server.reportReachable();
@@ -148,6 +163,14 @@ function showView(view) {
     announce(`No suggestions: ${describeEmpty()}.`);
   }
   if (view.problem && view.problem !== previous.problem) showProblem(view.problem);
+}
+
+/** Show which key accepts the ghost text (style.css), if it is one of the first. @param {View["chosen"]} chosen */
+function showTabHint(chosen) {
+  clearTimeout(hintTimer);
+  const isShown = Boolean(chosen) && numTabHints < NUM_TAB_HINTS && !touch.matches;
+  container.classList.toggle("has-tab-hint", isShown);
+  if (isShown) hintTimer = setTimeout(() => save("tabHints", numTabHints += 1), SEEN_MS);
 }
 
 /**
@@ -368,17 +391,25 @@ function restoreText(cleared) {
 function showServer({ isReachable, numWarm, numSlots, version, models }) {
   const output = find("server", HTMLSpanElement);
   output.classList.toggle("is-problem", !isReachable);
-  if (!isReachable) setText(output, "The server is not responding.");
-  else setText(output, numWarm ? "ready" : "the model is loading");
+  if (isReachable) setText(output, numWarm ? "the model is ready" : "the model is loading");
+  else setText(output, `The server is not responding.${documents.isSaved ? " Your text is safe in this browser." : ""}`);
   setText(find("slots", HTMLSpanElement), `${numWarm} of ${numSlots} ${numSlots === 1 ? "slot" : "slots"} ready`);
   if (isReachable) setText(find("version", HTMLSpanElement), `Tercet ${version}`);
   if (isReachable) settings.setModels(models);
   if (isReachable) showModel(models);
+  if (isReachable) setText(hint, describePage(models));
+}
+
+/** What a writer reads first. The page's policy allows requests to its server only. @param {Models} models */
+function describePage(models) {
+  const isHere = IS_LOCAL && !models.some(({ source }) => source === "remote");
+  const place = isHere ? "Nothing leaves this computer." : `Your text is sent to ${location.host} and to no other site.`;
+  return `${HINT} ${touch.matches ? "A tap" : "Tab"} takes them. ${place}`;
 }
 
 /**
  * Say on the first screen which model writes, and how to get a better one.
- * @param {import("./server_status.js").Status["models"]} models
+ * @param {Models} models
  */
 function showModel(models) {
   const model = models.find((each) => each.model === settings.requestFields.model_size) ?? models[0];
@@ -386,8 +417,8 @@ function showModel(models) {
   line.hidden = !editor.isEmpty || !model;
   if (line.hidden || line.dataset.model === model.model) return;
   line.dataset.model = model.model;
-  const size = model.bytes ? `, ${Math.round(model.bytes / 1e6).toLocaleString()} MB` : "";
-  line.replaceChildren(`Suggestions by ${model.model}${size}. `);
+  const size = model.bytes ? `, a file of ${Math.round(model.bytes / 1e6).toLocaleString()} MB` : "";
+  line.replaceChildren(`The suggestions come from a language model: ${model.model}${size}. `);
   if (model.source !== "embedded") return;
   line.append("It is a small model, for a first try. ", createElement("code", "", "TERCET_MODELS=smollm2 make serve"));
   line.append(" serves a better one: 135 million parameters, a download of 93 MB, 2 GB of memory.");

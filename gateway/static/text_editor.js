@@ -63,7 +63,7 @@ export class TextEditor {
    * @param {HTMLElement} parent
    * @param {object} options
    * @param {Record<string, string>} options.attributes  Of the element that has the text.
-   * @param {string} options.hint  Shown while there is no text.
+   * @param {() => HTMLElement} options.hint  Shown while there is no text.
    * @param {() => {top: number, bottom: number}} options.margins  Kept visible above and below the caret, in pixels.
    * @param {(isWriters: boolean) => void} options.changed  Called after the text has changed; `isWriters`: by the writer.
    * @param {Extension} options.extensions  Further ones; they come first.

@@ -1,13 +1,16 @@
-"""Accessibility: ARIA roles and live region, keyboard only, a phone's width, dark and light, reduced motion."""
+"""Accessibility: ARIA roles and live region, keyboard only, a phone's width, dark and light, reduced motion; what a
+newcomer reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.driver import OPENING, PHONE, Editor, violations
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, violations
+from tests.browser.test_marks import answer_with
+from tests.e2e.harness import Tercet, until
 
 OpenPage = Callable[..., Editor]
 
@@ -150,3 +153,77 @@ def test_reduced_motion_stops_animations(editor: Editor) -> None:
     assert editor.page.evaluate(num_animated) > 0
     editor.page.emulate_media(reduced_motion="reduce")
     assert editor.page.evaluate(num_animated) == 0
+
+
+# ---- the first minute ----
+
+
+def test_the_empty_page_and_the_settings_say_what_a_writer_needs(open_page: OpenPage) -> None:
+    expect(open_page(context=PHONE).text).to_contain_text("A tap takes them. Nothing leaves this computer.")
+    editor = open_page()
+    expect(editor.text).to_contain_text("Tab takes them. Nothing leaves this computer.")
+    expect(editor.page.locator("#model-line")).to_contain_text("a language model: embedded, a file of")
+    expect(editor.status).to_contain_text("the model is ready")
+    editor.page.get_by_role("button", name="Settings").click()
+    labels = editor.page.locator("#settings label:visible").all_text_contents()
+    assert labels[-2:] == ["API key", "Keep the key in this browser"]
+    for name in ("style", "words"):
+        expect(editor.page.locator(f"#{name}-ends")).to_contain_text("ideas")
+
+
+@pytest.mark.parametrize("host", ["tercet.example", "127.0.0.1"])
+def test_text_that_leaves_the_computer_is_not_said_to_stay(browser: Browser, tercet: Tercet, host: str) -> None:
+    """Another host, for which the test answers, or workers on other machines."""
+
+    def answer(route: Route) -> None:
+        response = route.fetch(url=route.request.url.replace(host, "127.0.0.1"), headers={})
+        if host == "tercet.example" or not route.request.url.endswith("/health/ready"):
+            return route.fulfill(response=response)
+        models = [model | {"source": "remote"} for model in response.json()["models"]]
+        return route.fulfill(json=response.json() | {"models": models})
+
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("**", answer)
+        page.goto(f"http://{host}:{tercet.port}/")
+        sent = f"Your text is sent to {host}:{tercet.port} and to no other site."
+        expect(page.get_by_role("textbox", name="Text")).to_contain_text(sent)
+        expect(page.locator("body")).not_to_contain_text("leaves this computer")
+
+
+def test_the_first_three_ghost_texts_name_their_key(open_page: OpenPage) -> None:
+    def hint(editor: Editor, number: int) -> str:
+        answer_with(editor.page, f" number {number}")
+        editor.type("It is")
+        until(lambda: editor.ghost_text, 10, "ghost text")
+        editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+        assert violations(editor.page) == []
+        content = str(editor.ghost.evaluate("ghost => getComputedStyle(ghost, '::after').content"))
+        editor.press("Control+a", "Delete")
+        return content
+
+    editor = open_page(mode="eager")
+    shown = [hint(editor, number) for number in range(2)]
+    editor.reload()
+    assert [*shown, *(hint(editor, number) for number in range(3))] == ['"Tab"'] * 3 + ["none"] * 2
+    assert hint(open_page(mode="eager", context=PHONE), 0) == "none"
+
+
+def test_what_narrow_windows_and_the_find_panel_show(editor: Editor) -> None:
+    editor.type("One")
+    expect(editor.status).to_contain_text("1 word")
+    for width in (1100, 200):
+        editor.page.set_viewport_size({"width": width, "height": 400})
+        left, *separators = editor.status.evaluate(
+            """(status) => [status, ...status.children].filter((each) => each.offsetWidth).map((each) =>
+                each.getBoundingClientRect().left + (parseFloat(getComputedStyle(each, "::before").left) || 0))"""
+        )
+        expect(editor.status).to_have_css("overflow-x", "clip")  # what is left of it is not drawn
+        assert [separator < left for separator in separators] == [True, width == 200]
+    editor.page.set_viewport_size({"width": 320, "height": 256})  # 400 % of 1280
+    assert editor.page.locator("#current-document span").evaluate("name => name.offsetWidth") >= 20  # "One"
+    editor.page.set_viewport_size({"width": 1100, "height": 400})
+    editor.press("Control+f")
+    boxes = [each.bounding_box() for each in editor.page.locator(".cm-search label, .cm-search [name=close]").all()]
+    assert all(box and box["x"] + box["width"] <= (1100 + 576) / 2 for box in boxes)  # in the column
+    assert len({(box["y"], box["height"]) for box in boxes[:3] if box}) == 1  # "by word" too is on the first line
