@@ -5,7 +5,7 @@ import { isolateHistory } from "@codemirror/commands";
 import { StateEffect, StateField } from "@codemirror/state";
 import { Decoration, EditorView, showTooltip, ViewPlugin, WidgetType } from "@codemirror/view";
 import { Completer, isInputMethods } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isLeaving, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, isLeaving, isTapOnGhost, SuggestionList } from "./editor_adapter.js";
 import { ProseDetector } from "./prose.js";
 import { contextStart } from "./text.js";
 
@@ -53,6 +53,13 @@ export function tercet({ list, panel = list || undefined, show = () => {}, ...op
       EditorView.updateListener.of((update) => update.view.plugin(self)?.follow(update)),
       EditorView.inputHandler.of((view, from, to, text) => view.plugin(self)?.type(from, to, text) ?? false),
     ],
+    eventHandlers: {
+      // A tap on ghost text leaves the caret, and an input method's composition, where they are.
+      mousedown: isTapOnGhost,
+      click(event) {
+        if (isTapOnGhost(event)) this.completer.accept();
+      },
+    },
     eventObservers: {
       blur(event) {
         // Later, because an update that makes the editor read-only blurs it, and must end first.

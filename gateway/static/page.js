@@ -495,11 +495,17 @@ function expandOnGesture(list) {
   list.addEventListener("contextmenu", (event) => event.preventDefault());
 }
 
-/** Where the keyboard does not resize the page, as on iOS, keep the strip and the status line above it. */
+/** Greatest height of the page, by its width. @type {Map<number, number>} */
+const heights = new Map();
+
+/** Keep the strip above a keyboard that covers the page, as on iOS; the status line yields to any keyboard (style.css). */
 function measureKeyboard() {
   const { height, offsetTop, scale } = /** @type {VisualViewport} */ (visualViewport);
   if (scale !== 1) return; // zoomed
   const coveredPx = Math.max(0, innerHeight - height - offsetTop);
+  const wholePx = Math.max(innerHeight, heights.get(innerWidth) ?? 0);
+  heights.set(innerWidth, wholePx);
+  document.body.classList.toggle("is-keyboard-open", touch.matches && wholePx - height >= MIN_KEYBOARD_PX);
   document.documentElement.style.setProperty("--keyboard-height", `${Math.round(coveredPx)}px`);
 }
 
@@ -520,6 +526,7 @@ function addListeners() {
   editor.view.contentDOM.addEventListener("blur", ({ relatedTarget }) => (isTextLeftForControl = relatedTarget !== null));
   visualViewport?.addEventListener("resize", measureKeyboard);
   visualViewport?.addEventListener("scroll", measureKeyboard);
+  if (visualViewport) measureKeyboard();
   onClick("suggest", () => (editor.focus(), completer.request()));
   onClick("accept", () => completer.accept());
   onClick("accept-word", () => completer.acceptWord());

@@ -6,7 +6,7 @@ import { Fragment, Slice } from "prosemirror-model";
 import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
 import { Decoration, DecorationSet } from "prosemirror-view";
 import { Completer, isInputMethods } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isOptionChosen, SuggestionList } from "./editor_adapter.js";
+import { adoptStyles, announcement, ghostElement, isOptionChosen, isTapOnGhost, SuggestionList } from "./editor_adapter.js";
 
 /** @typedef {import("prosemirror-model").Node} Node */
 /** @typedef {import("prosemirror-state").EditorState} EditorState */
@@ -57,6 +57,9 @@ export function tercet(options = {}) {
       handleDOMEvents: {
         // Not `handleKeyDown`: only here can a key be left to the browser and kept from the key maps of other plugins.
         keydown: (view, event) => suggestionsOf.get(view)?.press(event) ?? false,
+        // A tap on ghost text leaves the caret, and an input method's composition, where they are.
+        mousedown: (_, event) => isTapOnGhost(event) && (event.preventDefault(), true),
+        click: (view, event) => isTapOnGhost(event) && (completerOf(view)?.accept(), true),
         compositionend: (view) => suggestionsOf.get(view)?.followComposition(),
         // Later, because an update that makes the editor read-only blurs it, and must end first.
         blur: (view) => queueMicrotask(() => completerOf(view)?.close()),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import CDPSession, Locator, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, violations
+from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
 
 SWIPE_PX = 60
@@ -140,3 +141,73 @@ def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) ->
     footer = phone.page.locator("footer").bounding_box()
     assert footer
     assert footer["y"] + footer["height"] <= 420 - 150 + 1
+
+
+def test_the_first_chip_is_twice_as_wide_and_has_two_lines(phone: Editor) -> None:
+    answer_with(phone.page, " and he thought of all that he had", " saw", " said")
+    phone.type(OPENING)
+    wait_until_shown(phone)
+    first, *others = [box["width"] for option in phone.options.all() if (box := option.bounding_box())]
+    assert len(others) == 2
+    assert first >= 1.95 * max(others)
+    assert phone.options.first.locator("span").last.evaluate("span => span.getClientRects().length") == 2
+
+
+@pytest.mark.parametrize("keyboard", ["resizes the page", "covers the page"])
+def test_the_status_line_yields_to_the_keyboard(open_page: Callable[..., Editor], keyboard: str) -> None:
+    editor = open_page(mode="eager", context={**PHONE, "viewport": {"width": 390, "height": 844}})
+    page, suggest = editor.page, editor.page.get_by_role("button", name="Suggest", exact=True)
+    editor.type(OPENING)
+    wait_until_shown(editor)
+    expect(editor.status).to_be_visible()
+    if keyboard == "covers the page":
+        page.evaluate("Object.defineProperty(visualViewport, 'height', { get: () => 510 })")
+        page.evaluate("visualViewport.dispatchEvent(new Event('resize'))")
+    else:
+        page.set_viewport_size({"width": 390, "height": 510})
+    expect(editor.status).to_be_hidden()
+    strip, button = page.locator("#panel").bounding_box(), suggest.bounding_box()
+    assert strip
+    assert button
+    assert strip["y"] + strip["height"] == pytest.approx(510, abs=1)  # nothing is between it and the keyboard
+    assert button["y"] + button["height"] <= 510
+    assert strip["x"] + strip["width"] <= button["x"]
+    assert violations(page) == []
+    suggest.tap()
+    editor.wait_for_response()
+    page.route("**/autocomplete", lambda route: route.abort())
+    suggest.tap()
+    expect(editor.status).to_contain_text("Your text is safe in this browser.")
+    expect(editor.status).to_be_visible()
+    editor.errors.clear()  # the browser logs the failed connection
+
+
+SMALL = """() => Array.from(document.querySelectorAll("button, select, summary, label, a, input:not([type=checkbox])"))
+  .filter((element) => element.checkVisibility() && element.offsetWidth > 1)
+  .map((element) => [element.textContent || element.id, element.offsetWidth, element.offsetHeight])
+  .filter(([, width, height]) => width < 44 || height < 44)"""
+
+
+def test_what_is_tapped_is_large_enough(phone: Editor) -> None:
+    """A checkbox has a label beside it, which counts."""
+    phone.type(OPENING)
+    wait_until_shown(phone)
+    for name in ("#find", "[popovertarget=documents]", "[popovertarget=settings]"):
+        phone.page.locator(name).tap()
+        phone.page.locator(".cm-search, .popover:popover-open").last.wait_for()
+        assert phone.page.evaluate(SMALL) == [], name
+
+
+@pytest.mark.parametrize("composed", ["", "drip"])
+def test_a_tap_on_ghost_text_accepts_it(phone: Editor, composed: str) -> None:
+    answer_with(phone.page, "ping since Monday")
+    phone.type("It is " if composed else "It is drip")
+    session = phone.page.context.new_cdp_session(phone.page)
+    if composed:
+        session.send("Input.imeSetComposition", {"text": composed, "selectionStart": 4, "selectionEnd": 4})
+    until(lambda: phone.value == "It is drip" and phone.ghost_text == "ping since Monday", 10, "ghost text")
+    phone.page.wait_for_timeout(MIN_VISIBLE_MS)
+    touch(session, "touchStart", *centre(phone.ghost))
+    touch(session, "touchEnd")
+    until(lambda: phone.value == "It is dripping since Monday ", 5, "the ghost text")
+    expect(phone.text).to_be_focused()
