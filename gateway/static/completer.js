@@ -89,12 +89,11 @@ const RETRY_AFTER_MS = 1000;
 /** A request whose answer has not begun, or not gone on, for this long is cancelled. */
 const MAX_SILENCE_MS = 20_000;
 
-/**
- * A writer who has stood still for this many times the pause of their rhythm thinks, and is shown one idea; about 1.2 s of
- * a fast typist.
- */
-const IDEA_PAUSES = 2.5;
-const MIN_IDEA_DELAY_MS = 1000;
+/** A writer who has stood still for this long thinks, and is shown one idea, whatever the rhythm of their typing. */
+const IDEA_DELAY_MS = 1200;
+
+/** While a slow server still owes an answer, the request for an idea waits for this long, and again. */
+const IDEA_WAIT_MS = 300;
 
 /** Where the model knows the text, predictions ask again whether it does after this number of characters. */
 const FAMILIARITY_CHARS = 24;
@@ -555,8 +554,7 @@ export class Completer {
     }
     if (this.mode === "live") {
       void this.#requestPredictions(this.#isInserting);
-      const delayMs = Math.max(IDEA_PAUSES * this.#debounce.delayMs, MIN_IDEA_DELAY_MS);
-      this.#thinkFor(delayMs);
+      this.#thinkFor(IDEA_DELAY_MS);
     } else {
       this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
     }
@@ -605,20 +603,23 @@ export class Completer {
   #thinkFor(delayMs) {
     this.#pauseTimer = setTimeout(() => {
       this.#pauseTimer = undefined;
-      if (this.#inFlight) this.#thinkFor(MIN_IDEA_DELAY_MS);
+      if (this.#inFlight) this.#thinkFor(IDEA_WAIT_MS);
       else void this.#requestIdea();
     }, delayMs);
   }
 
   /**
    * The writer thinks: show one idea, to the end of its clause, and list the words that were held back. What is on show
-   * stays, unless the idea continues it.
+   * stays, unless the idea continues it or it is a fragment that was left standing.
    */
   async #requestIdea() {
     if (this.#session || this.#shown.isChosenByUser || !this.#isTextSame) return;
     const session = this.#start({}, false);
     session.isIdea = true;
-    await this.#complete(session, (candidates) => this.#shown.addIdea(candidates, session.numRequested));
+    await this.#complete(session, (candidates) => {
+      const isTaken = this.#accepted !== null && this.#accepted.candidate === this.#shown.chosen;
+      this.#shown.addIdea(candidates, session.numRequested, isTaken);
+    });
   }
 
   /**

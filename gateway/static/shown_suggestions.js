@@ -2,7 +2,7 @@
 // agree with the document keep their order, and move up when one before them leaves. Pure state: it does not know
 // requests, timers or the editor.
 
-import { firstWord } from "./text.js";
+import { firstWord, firstWordKey } from "./text.js";
 
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./client.js").Sentence} Sentence */
@@ -16,6 +16,9 @@ import { firstWord } from "./text.js";
  * @property {boolean} isFinished  The whole sentence has arrived.
  * @property {Sentence|null} sentence  Null until finished.
  */
+
+/** A fragment of one or two words that was visible for this long is left standing; an idea may take its place. */
+const MAX_FRAGMENT_MS = 1000;
 
 export class ShownSuggestions {
   /** The candidates that agree with the document; those on show come first, in display order. @type {Candidate[]} */
@@ -37,7 +40,7 @@ export class ShownSuggestions {
     return this.#all.filter((candidate) => {
       const { isExplicit, isIdea, request } = candidate.session;
       const isUnasked = !isExplicit && (isIdea || request.strategy === "predict");
-      const word = isUnasked ? bareWord(this.rest(candidate)) : candidate;
+      const word = isUnasked ? firstWordKey(this.rest(candidate)) : candidate;
       return this.#isWorthShowing(candidate) && !words.has(word) && words.add(word);
     });
   }
@@ -87,39 +90,39 @@ export class ShownSuggestions {
   }
 
   /**
-   * Fill the free places at the end. A candidate that only says what one on show says, or begins or continues it, is left out.
+   * Fill the free places at the end. What is on show stays: a candidate that begins with the same word is left out. What is
+   * held back gives way, because the newer estimate knows more of the text.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
    */
   merge(candidates, maxSuggestions) {
-    const rests = this.#all.map((candidate) => this.rest(candidate));
-    const added = candidates.filter((candidate) => {
-      const rest = this.rest(candidate);
-      return rest && !rests.some((kept) => kept.startsWith(rest) || rest.startsWith(kept));
-    });
-    this.#all = [...this.#all, ...added].slice(0, maxSuggestions);
+    const { candidates: shown } = this;
+    const kept = this.#distinct([...shown, ...candidates]);
+    const heldBack = this.#all.filter((candidate) => !shown.includes(candidate));
+    this.#all = this.#distinct([...kept, ...heldBack]).slice(0, maxSuggestions);
   }
 
   /**
-   * Show an idea: the first candidate that continues what is ghost text, in its place, or the first of all if there is none.
-   * What was held back follows, as single words: a writer who stands still can read them, and their first words are right
-   * more often than what follows them.
+   * Show an idea in the place of the ghost text, or as the first of all if there is none: the first candidate that continues
+   * it; or, if it is a fragment that the writer has left standing, any, and the fragment moves to the list. What was held
+   * back follows, as single words: a writer who stands still can read them, and their first words are right more often
+   * than what follows them.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
+   * @param {boolean} isTaken  The writer began to take the ghost text.
    */
-  addIdea(candidates, maxSuggestions) {
+  addIdea(candidates, maxSuggestions, isTaken) {
     const { chosen, candidates: shown } = this;
     if (this.#choice) return; // the writer chose one meanwhile
-    const isLonger = (/** @type {string} */ rest) => rest && (!chosen || rest.startsWith(this.rest(chosen)));
-    const idea = candidates.find((candidate) => isLonger(this.rest(candidate)));
-    const kept = idea ? [idea, ...shown.filter((candidate) => candidate !== chosen)] : shown;
-    const words = new Set(kept.map((candidate) => bareWord(this.rest(candidate))));
-    for (const candidate of this.#all.filter((each) => !shown.includes(each))) {
+    const start = chosen ? this.rest(chosen) : "";
+    const mayReplace = !chosen || (!isTaken && this.#isFragmentLeft(chosen));
+    const idea = candidates.find((candidate) => this.rest(candidate).startsWith(start) && this.rest(candidate))
+      ?? (mayReplace ? candidates.find((candidate) => !this.#isFragment(candidate)) : undefined);
+    const kept = this.#distinct(idea ? [idea, ...shown] : shown);
+    for (const candidate of this.#distinct([...kept, ...this.#all])) {
+      if (candidate === idea || shown.includes(candidate)) continue;
       const rest = this.rest(candidate);
-      const word = firstWord(rest);
-      if (words.has(bareWord(rest))) continue;
-      words.add(bareWord(rest));
-      candidate.text = candidate.text.slice(0, candidate.text.length - rest.length) + word;
+      candidate.text = candidate.text.slice(0, candidate.text.length - rest.length) + firstWord(rest);
       candidate.isHeldBack = false;
       kept.push(candidate);
     }
@@ -138,6 +141,39 @@ export class ShownSuggestions {
     this.#choice = null;
   }
 
+  /**
+   * Those of the candidates that say something, without what only begins or continues one before it, or begins with the
+   * same word.
+   * @param {Candidate[]} candidates
+   */
+  #distinct(candidates) {
+    /** @type {Candidate[]} */
+    const distinct = [];
+    for (const candidate of candidates) {
+      const rest = this.rest(candidate);
+      const isSaid = distinct.some((other) => {
+        const said = this.rest(other);
+        return said.startsWith(rest) || rest.startsWith(said) || firstWordKey(said) === firstWordKey(rest);
+      });
+      if (rest && !isSaid) distinct.push(candidate);
+    }
+    return distinct;
+  }
+
+  /** Whether a candidate is at most two words. @param {Candidate} candidate */
+  #isFragment(candidate) {
+    const rest = this.rest(candidate);
+    const word = firstWord(rest);
+    return (word + firstWord(rest.slice(word.length))).length >= rest.trimEnd().length;
+  }
+
+  /** Whether it is a predicted fragment that the writer has left standing. @param {Candidate} candidate */
+  #isFragmentLeft(candidate) {
+    const { session, shownAtMs } = candidate;
+    if (session.isIdea || session.isExplicit || !this.#isFragment(candidate)) return false;
+    return shownAtMs !== null && performance.now() - shownAtMs >= MAX_FRAGMENT_MS;
+  }
+
   /** @param {Candidate} candidate */
   #isWorthShowing({ sentence, session, isHeldBack }) {
     if (!isHeldBack || session.isAfterAcceptance || session.isExplicit || session.isIdea) return true;
@@ -150,10 +186,4 @@ export class ShownSuggestions {
     const { text, sentence } = candidate;
     return { place, text, rest: this.rest(candidate), isFinished: sentence !== null, sentence };
   }
-}
-
-/** The first word of a text, without punctuation; what has no letters, as it is. @param {string} text */
-function bareWord(text) {
-  const word = firstWord(text).trim();
-  return word.replace(/[^\p{L}\p{M}\p{N}]/gu, "") || word;
 }

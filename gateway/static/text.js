@@ -33,6 +33,9 @@ const EMPHASIS = /[*_~=`$]/g;
 /** One of these marks, or a run such as `**`, with what is before and after it. */
 const PAIRED = /(?<=(.?))(([*_~=`$])\3*|["“„”'‘‚’«»‹›])(?=(.?))/gsu;
 
+/** An abbreviation that a name or a number follows, or an initial. */
+const ABBREVIATION = /(?<![\p{L}\p{N}])(?:Mr|Mrs|Ms|Dr|Prof|St|Mt|vs|Fig|e\.g|i\.e|(?!I\b)\p{Lu})\.\s*$/u;
+
 /** White space, punctuation that opens nothing, and signs such as those of emphasis. */
 const NO_TEXT = /^[\s\p{Pc}\p{Pd}\p{Pe}\p{Pf}\p{Pi}\p{Po}\p{Sc}\p{Sk}\p{Sm}]*$/u;
 
@@ -100,13 +103,42 @@ export function firstWord(text) {
 }
 
 /**
+ * What two suggestions share that begin with the same word: that word, without marks and case, and whether it begins a
+ * word or continues the one before the caret.
+ * @param {string} text
+ */
+export function firstWordKey(text) {
+  const [joint = ""] = text.match(/^(?:\s|['’](?=\p{L}))/u) ?? [];
+  const words = Array.from(new Intl.Segmenter(undefined, { granularity: "word" }).segment(text));
+  const word = words.find(({ isWordLike }) => isWordLike)?.segment ?? text.trim();
+  return (joint.trim() ? "'" : joint && " ") + word.toLowerCase();
+}
+
+/**
  * A suggestion to the end of its first clause, whose punctuation belongs to it, or of its first line.
  * @param {string} text
  * @returns {string}  Without white space at its end. All of the text, if it is a single clause.
  */
 export function firstClause(text) {
-  const [clause = text] = text.match(/^\s*[^\n]*?[\p{L}\p{N}][^\n]*?(?:[.!?;:…]["”’)]*(?=\s|$)|,["”’]*(?=\s|$)|(?=\s[—–]\s)|(?=\n)|$)/u) ?? [];
+  const sentence = firstSentence(text);
+  const [clause = sentence] = sentence.match(/^\s*[^\n]*?[\p{L}\p{N}][^\n]*?(?:[!?;:…,]["”’)]*(?=\s|$)|(?=\s[—–]\s)|[；：，、]|$)/u) ?? [];
   return clause.trimEnd();
+}
+
+/**
+ * A suggestion to the end of its first sentence, or of its first line.
+ * @param {string} text
+ * @returns {string}  Without white space at its end.
+ */
+export function firstSentence(text) {
+  let sentence = "";
+  for (const { segment } of new Intl.Segmenter(undefined, { granularity: "sentence" }).segment(text)) {
+    // Unicode's rules end a sentence after `Mr.` and `"Go!"`, whatever follows.
+    const goesOn = !/\n\s*$/.test(sentence) && (ABBREVIATION.test(sentence) || /^\p{Ll}/u.test(segment));
+    if (/[\p{L}\p{N}]/u.test(sentence) && !goesOn) break;
+    sentence += segment;
+  }
+  return sentence.trimEnd();
 }
 
 /**
