@@ -74,6 +74,12 @@ const ENDS_CONVERTED =
 /** A dash takes the place of the space that came with a word, until another space is typed: word – word, word—word. */
 const DASH = /^\p{Pd}$/u;
 
+/** A comma at the end of an accepted text, with the space that may have come with it. */
+const COMMA = /[,،，、] ?$/;
+
+/** A mark that ends a clause takes the place of an accepted comma; another comma is the same. */
+const REPLACES_COMMA = /^[.!?…;:؟؛。！？；：]/;
+
 /** Of the text before the caret, enough to hold its last word. */
 const MAX_WORD_CHARS = 100;
 
@@ -148,8 +154,11 @@ export class Completer {
   #convertsLetters = false;
   /** The input method's last key is one of a keyboard; the keys of a touch screen have no place on one. */
   #composesByKeyboard = false;
-  /** The text before the caret if it ends with a space that came with a suggestion, or a dash in its place. @type {TextBefore|null} */
-  #beforeWithSpace = null;
+  /**
+   * The text before the caret if it ends with a space or a comma that came with a suggestion, or a dash in the space's place.
+   * @type {TextBefore|null}
+   */
+  #beforeAccepted = null;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #pauseTimer;
   #getBefore;
@@ -173,7 +182,7 @@ export class Completer {
    *   characters of it. Before text on the same line (`hasTextAfter` in text.js) nothing is suggested unasked, and what is
    *   asked for fits before it. Default: none.
    * @param {(text: string, numReplaced: number) => void} editor.insert  Inserts text at the caret, in place of the
-   *   `numReplaced` characters before it (0 or 1), as one undo step. May call `changed` synchronously.
+   *   `numReplaced` characters before it (0 to 2), as one undo step. May call `changed` synchronously.
    * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
    * @param {() => RequestFields} [editor.options]  Returns further fields of the next request. Default: none.
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
@@ -241,15 +250,23 @@ export class Completer {
 
   /**
    * The writer is about to type this text. The space that accepting a word inserted gives way to marks that follow a word
-   * (`replacesSpace` in text.js), and takes the place of a typed space.
+   * (`replacesSpace` in text.js), and takes the place of a typed space. An accepted comma likewise: it gives way to marks that
+   * end a clause, and takes the place of a typed comma.
    * @param {string} text  "\n" for a line break.
    * @returns {boolean}  True if the text was handled; the editor must not insert it.
    */
   type(text) {
     const before = this.#getBefore();
-    if (!this.#isEditable() || !this.#beforeWithSpace || !isSameText(this.#beforeWithSpace, before)) return false;
-    this.#beforeWithSpace = null;
+    if (!this.#isEditable() || !this.#beforeAccepted || !isSameText(this.#beforeAccepted, before)) return false;
+    const [comma = ""] = before.text.match(COMMA) ?? [];
+    if (text && text === comma.trim()) return true;
+    this.#beforeAccepted = null;
+    if (comma && REPLACES_COMMA.test(text)) {
+      this.#insert(text, comma.length);
+      return true;
+    }
     const last = before.text.slice(-1);
+    if (last === comma) return false; // no space came with it
     if (DASH.test(last)) {
       if (text === " ") this.#insert(` ${last} `, 1);
       return text === " ";
@@ -257,7 +274,7 @@ export class Completer {
     if (text === " ") return true;
     if (!replacesSpace(before.text, text)) return false;
     this.#insert(text, 1);
-    if (DASH.test(text)) this.#beforeWithSpace = this.#getBefore();
+    if (DASH.test(text)) this.#beforeAccepted = this.#getBefore();
     return true;
   }
 
@@ -354,8 +371,7 @@ export class Completer {
     this.#list.close();
     const isWhole = candidate.sentence !== null && !candidate.isInsideWord; // while it streams, its last word may grow
     const hasSpace = isWhole && this.#needsSpaceAfter(rest);
-    this.#insertText(hasSpace ? `${rest} ` : rest);
-    if (hasSpace) this.#beforeWithSpace = this.#getBefore();
+    this.#insertText(rest, hasSpace);
   }
 
   /** Insert the next word of the chosen suggestion. The suggestion stays open while text remains. */
@@ -373,10 +389,8 @@ export class Completer {
       return;
     }
     const isSpaceNext = this.#insertsSpace && rest[word.length] === " " && !this.#isFollowedAfter(word);
-    const text = isSpaceNext ? `${word} ` : word;
-    this.#recordAcceptance(chosen, text);
-    this.#insertText(text);
-    if (isSpaceNext) this.#beforeWithSpace = this.#getBefore();
+    this.#recordAcceptance(chosen, isSpaceNext ? `${word} ` : word);
+    this.#insertText(word, isSpaceNext);
   }
 
   /**
@@ -817,11 +831,12 @@ export class Completer {
     return line !== "" && (!hasTextAfter(line) || replacesSpace(this.#getBefore().text + word, line));
   }
 
-  /** @param {string} text */
-  #insertText(text) {
+  /** @param {string} text  @param {boolean} hasSpace  A space comes with it. */
+  #insertText(text, hasSpace) {
     this.#isInserting = true; // insertions are not keystrokes and must not affect the debounce
-    this.#insert(text, 0);
+    this.#insert(hasSpace ? `${text} ` : text, 0);
     this.#isInserting = false;
+    if (hasSpace || COMMA.test(text)) this.#beforeAccepted = this.#getBefore();
   }
 
   #render() {

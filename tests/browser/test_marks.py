@@ -84,6 +84,39 @@ def test_a_typed_space_is_the_writers_and_sets_a_dash_apart(editor: Editor) -> N
         assert editor.value == f"The secretary{expected}"
 
 
+def test_a_mark_replaces_an_accepted_comma(editor: Editor) -> None:
+    for comma, mark, after in [(",", ".", ""), (",", "!", ")"), (",", "?", '"'), ("،", "؟", ""), ("，", "。", "")]:
+        answer_with(editor.page, f" water{comma}")
+        editor.press("Control+a", "Delete")
+        editor.page.keyboard.insert_text(f'("The{after}')
+        editor.press(*["ArrowLeft"] * len(after), "Alt+Enter")
+        expect(editor.options.first).to_be_visible()
+        editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+        editor.press("Tab")
+        accepted = editor.value
+        editor.page.keyboard.type(f"{mark} So")
+        assert editor.value == f'("The water{mark} So{after}'
+        editor.press("Control+z")
+        assert editor.value == accepted
+
+
+@each_editor
+@pytest.mark.parametrize(("typed", "expected"), [(".", "."), (";", ";"), (", ", ", "), (",;", ";"), (")", ",)")])
+def test_marks_after_an_accepted_comma(
+    open_editor: Callable[..., EditorPage], name: str, typed: str, expected: str
+) -> None:
+    editor = open_editor(name, mode="live")
+    answer_with(editor.page, " water, and more")
+    editor.type("The")
+    editor.wait_for_unasked()
+    editor.press("Alt+ArrowRight")
+    editor.page.keyboard.type(typed)
+    assert editor.value == f"The water{expected}"
+    if len(typed) == 1:
+        editor.press("Control+z")
+        assert editor.value == "The water, "
+
+
 @pytest.mark.parametrize("after", ['"', ")", "**", ".", "”)", "'.", "_", "]]", "$"])
 def test_suggestions_before_closing_marks(open_page: Callable[..., Editor], after: str) -> None:
     editor = open_page(mode="eager")
