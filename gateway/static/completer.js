@@ -98,6 +98,10 @@ const MAX_SILENCE_MS = 20_000;
 /** A writer who has stood still for this long thinks, and is shown one idea, whatever the rhythm of their typing. */
 const IDEA_DELAY_MS = 1200;
 
+/** Of the text before the caret, enough to know a place by. */
+const PLACE_CHARS = 256;
+const MAX_PLACES = 1000;
+
 /** While a slow server still owes an answer, the request for an idea waits for this long, and again. */
 const IDEA_WAIT_MS = 300;
 
@@ -161,6 +165,10 @@ export class Completer {
   #beforeAccepted = null;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #pauseTimer;
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #restTimer;
+  /** Texts before the caret for which the writer was shown ideas, or dismissed suggestions. @type {Set<string>} */
+  #seenPlaces = new Set();
   #getBefore;
   #getAfter;
   #insert;
@@ -281,7 +289,7 @@ export class Completer {
   /**
    * The editor's text has changed: suggestions that no longer agree with it disappear. In live mode, insertions request
    * predictions; in pauses mode they start the debounce. Deletions, undo, and compositions that an input method is going
-   * to convert do neither.
+   * to convert do neither; after a deletion, a pause brings an idea as after `returned`.
    * @param {Change} [change]  The `input` event, for example; `{}` at the end of a composition. Default: typing.
    */
   changed({ inputType = "insertText", isComposing = false } = {}) {
@@ -310,12 +318,26 @@ export class Completer {
     if (!isFitting || !(isInsertion || this.#session)) this.#closeAll("ignored");
     this.#follow();
     if (isInsertion && !this.#session && !(shown?.session.isIdea && this.#shown.chosen === shown)) this.#requestUnasked();
+    else if (inputType.startsWith("delete") && !isComposing) this.returned();
     this.#render();
   }
 
   /** The caret may have moved. Closes the suggestions if it did, because they belong to its old position. */
   moved() {
-    if (!this.#isTextSame) this.close();
+    if (this.#isTextSame) return;
+    this.close();
+    this.returned();
+  }
+
+  /**
+   * The writer may have come back: the field has the focus again, or another text. If they stay at the end of the text or
+   * of a paragraph, an idea comes, unless one was shown there before.
+   */
+  returned() {
+    if (!this.#isEditable() || this.#isBusy) return;
+    this.#rememberText();
+    const isAtEnd = this.#lastBefore.text.slice(-PLACE_CHARS).match(/\S.*$/) || !this.#getAfter().trim();
+    if (isAtEnd && !this.#seenPlaces.has(this.#place) && this.#mayRequest()) this.#thinkFor(IDEA_DELAY_MS);
   }
 
   /** Hide the suggestions and abort the request, for example when the editor loses focus. */
@@ -339,6 +361,8 @@ export class Completer {
     if (this.#closeIfChanged()) return;
     this.#stopPauseTimer();
     if (!this.#session?.isExplicit) this.#backoff.dismiss(performance.now());
+    this.#notePlace();
+    this.#showRest();
     this.#closeAll("rejected");
     this.#list.close();
     this.#render();
@@ -558,14 +582,35 @@ export class Completer {
 
   // ---- requests ----
 
-  #requestUnasked() {
+  /** Whether something may be requested unasked for the present text. */
+  #mayRequest() {
     const nowMs = performance.now();
-    if (hasTextAfter(this.#getAfter()) || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return;
-    if (this.mode === "off" || (this.proseOnly && !this.#isProse())) return;
-    if (nowMs < this.#retryAtMs) {
-      this.#beforeRetry = this.#lastBefore;
-      return;
-    }
+    if (hasTextAfter(this.#getAfter()) || !this.#lastBefore.text.trim() || this.#backoff.restMs(nowMs)) return false;
+    if (this.mode === "off" || (this.proseOnly && !this.#isProse())) return false;
+    if (nowMs < this.#retryAtMs) this.#beforeRetry = this.#lastBefore;
+    return nowMs >= this.#retryAtMs;
+  }
+
+  /** Identifies the text before the caret. */
+  get #place() {
+    return `${this.#lastBefore.end} ${this.#lastBefore.text.slice(-PLACE_CHARS)}`;
+  }
+
+  #notePlace() {
+    if (this.#seenPlaces.size >= MAX_PLACES) this.#seenPlaces.clear();
+    this.#seenPlaces.add(this.#place);
+  }
+
+  /** Show at each second how long the suggestions still rest, and that they do not any more. */
+  #showRest() {
+    clearTimeout(this.#restTimer);
+    const restMs = this.#backoff.restMs(performance.now());
+    if (restMs) this.#restTimer = setTimeout(() => (this.#showRest(), this.#render()), restMs % 1000 || 1000);
+    else this.returned();
+  }
+
+  #requestUnasked() {
+    if (!this.#mayRequest()) return;
     if (this.mode === "live") {
       void this.#requestPredictions(this.#isInserting);
       this.#thinkFor(IDEA_DELAY_MS);
@@ -581,7 +626,8 @@ export class Completer {
 
   #requestAtPause() {
     this.#pauseTimer = undefined;
-    if (this.#isTextSame) void this.#requestIdeas(false);
+    if (!this.#isTextSame) return;
+    void (this.mode === "live" ? this.#requestIdea() : this.#requestIdeas(false));
   }
 
   /**
@@ -615,11 +661,7 @@ export class Completer {
 
   /** Request an idea if the writer stands still for so long, once a slow server has answered. @param {number} delayMs */
   #thinkFor(delayMs) {
-    this.#pauseTimer = setTimeout(() => {
-      this.#pauseTimer = undefined;
-      if (this.#inFlight) this.#thinkFor(IDEA_WAIT_MS);
-      else void this.#requestIdea();
-    }, delayMs);
+    this.#pauseTimer = setTimeout(() => (this.#inFlight ? this.#thinkFor(IDEA_WAIT_MS) : this.#requestAtPause()), delayMs);
   }
 
   /**
@@ -627,7 +669,7 @@ export class Completer {
    * stays, unless the idea continues it or it is a fragment that was left standing.
    */
   async #requestIdea() {
-    if (this.#session || this.#shown.isChosenByUser || !this.#isTextSame) return;
+    if (this.#session || this.#shown.isChosenByUser) return;
     const session = this.#start({}, false);
     session.isIdea = true;
     await this.#complete(session, (candidates) => {
@@ -691,6 +733,7 @@ export class Completer {
   /** @param {SuggestionSession} session */
   #noteResponse({ request, response, before }) {
     this.#problem = null;
+    if (request.strategy !== "predict") this.#notePlace();
     if (!request.familiar_only) return;
     this.#isUnfamiliar = response?.errors?.some(({ code }) => code === "unfamiliar_context") ?? false;
     this.#familiarityEnd = before.end;

@@ -345,6 +345,7 @@ function handleKey(event) {
 /** @param {boolean} isWriters */
 function handleChange(isWriters) {
   if (isWriters) openDocument.changed();
+  else if (document.hasFocus()) completer.returned(); // another document
   if (!editor.isEmpty) find("model-line", HTMLParagraphElement).hidden = true;
   countLater();
 }

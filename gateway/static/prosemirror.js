@@ -61,6 +61,7 @@ export function tercet(options = {}) {
         mousedown: (_, event) => isTapOnGhost(event) && (event.preventDefault(), true),
         click: (view, event) => isTapOnGhost(event) && (completerOf(view)?.accept(), true),
         compositionend: (view) => suggestionsOf.get(view)?.followComposition(),
+        focus: (view) => completerOf(view)?.returned(),
         // Later, because an update that makes the editor read-only blurs it, and must end first.
         blur: (view) => queueMicrotask(() => completerOf(view)?.close()),
       },

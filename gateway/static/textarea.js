@@ -85,6 +85,7 @@ export function attachTextarea(textarea, { list, panel = list, ...options } = {}
   textarea.addEventListener("input", (event) => completer.changed(/** @type {InputEvent} */ (event)), { signal });
   textarea.addEventListener("keyup", () => completer.moved(), { signal }); // the page's own listener may have set the value
   textarea.addEventListener("compositionend", () => completer.changed(), { signal });
+  textarea.addEventListener("focus", () => completer.returned(), { signal });
   textarea.addEventListener("blur", (event) => {
     if (isLeaving(event, panel)) completer.close();
   }, { signal });

@@ -256,6 +256,36 @@ def test_suggestions_while_typing_and_none_after_undo_and_deletion(
 
 
 @each_editor
+def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(
+    open_editor: Callable[..., EditorPage], name: str
+) -> None:
+    editor = open_editor(name, mode="live")
+    ideas: list[str] = []
+
+    def record(request: Request) -> None:
+        body = json.loads(request.post_data or "{}")
+        if "context" in body and not body.keys() & {"strategy", "stream"}:
+            ideas.append(body["context"])
+
+    editor.page.on("request", record)
+    editor.type("The old man\nThe sea x")
+    editor.press("Backspace")
+    editor.page.wait_for_timeout(2000)
+    editor.press("ArrowUp", "End")
+    editor.page.wait_for_timeout(2000)
+    for _ in range(2):
+        editor.press("ArrowDown", "End")
+        editor.page.keyboard.type("y")
+        editor.page.get_by_role("button").focus()
+        editor.text.focus()
+        editor.page.wait_for_timeout(2000)
+        editor.press("Backspace", "ArrowUp", "End")  # where ideas were shown
+    editor.press("Home", "ArrowRight")  # no end
+    editor.page.wait_for_timeout(2000)
+    assert ideas == ["The old man\nThe sea ", "The old man", "The old man\nThe sea y"]
+
+
+@each_editor
 def test_a_composition_is_left_alone_until_it_ends(open_editor: Callable[..., EditorPage], name: str) -> None:
     editor = open_editor(name, mode="live")
     editor.type(OPENING)

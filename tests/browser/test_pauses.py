@@ -86,6 +86,29 @@ def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) 
     assert editor.value == f"{OPENING}{ghost} "
 
 
+def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
+    editor = open_page(mode="eager")
+    editor.type(OPENING)
+    until(lambda: editor.ghost_text, 10, "ghost text")
+    editor.press("Escape")
+    for text in ("rest for 5 s", "rest for 3 s"):
+        expect(editor.status).to_contain_text(text)
+    expect(editor.status).not_to_contain_text("rest")
+    editor.page.wait_for_timeout(1500)
+    assert (editor.ghost_text, editor.ideas) == ("", [])  # where they were dismissed
+
+
+def test_an_idea_comes_in_a_document_that_is_opened_once(open_page: OpenPage) -> None:
+    editor = open_page(mode="normal")
+    editor.type(OPENING)
+    for name in ("New document", "The old man", "New document", "The old man"):
+        editor.page.get_by_role("button", name="Documents").click()
+        editor.page.locator("#documents").get_by_role("button", name=name).first.click()
+        editor.page.wait_for_timeout(2500)
+    assert [body["context"] for body in editor.ideas] == [OPENING]
+    assert editor.value == OPENING
+
+
 def test_ten_quick_tabs_accept_or_do_nothing(open_page: OpenPage) -> None:
     """Each 130 ms after a key, as in the report: some were swallowed, others requested ideas."""
     editor = open_page(mode="eager")
