@@ -65,9 +65,7 @@ export function tercet({ list, panel = list || undefined, show = () => {}, ...op
         // Later, because an update that makes the editor read-only blurs it, and must end first.
         if (isLeaving(event, panel)) queueMicrotask(() => this.completer.close());
       },
-      focus() {
-        this.completer.returned();
-      },
+      focus() { this.completer.returned(); },
       compositionend() {
         this.followComposition();
       },

@@ -7,15 +7,20 @@ import { AdaptiveDebounce } from "./adaptive_debounce.js";
 import { Backoff } from "./backoff.js";
 import { Client, Problem } from "./client.js";
 import { FeedbackReports } from "./feedback_reports.js";
+import { ACTIONS, chordOf, resolveKeys } from "./keys.js";
 import { ListTiming } from "./list_timing.js";
 import { isProse as isTextProse } from "./prose.js";
 import { ShownSuggestions } from "./shown_suggestions.js";
-import { DEFAULT_NUM_SUGGESTIONS, SuggestionSession } from "./suggestion_session.js";
-import { firstWord, hasTextAfter, isSameText, replacesSpace, trimContext, trimSuffix, typedSince } from "./text.js";
+import { SuggestionSession } from "./suggestion_session.js";
+import {
+  firstClause, firstSentence, firstWord, hasTextAfter, isSameText, replacesSpace, trimContext, trimSuffix, typedSince,
+} from "./text.js";
 
 /** @typedef {import("./client.js").RequestFields} RequestFields */
 /** @typedef {import("./client.js").Sentence} Sentence */
 /** @typedef {import("./feedback_reports.js").Outcome} Outcome */
+/** @typedef {import("./keys.js").Action} Action */
+/** @typedef {import("./keys.js").Keys} Keys */
 /** @typedef {import("./shown_suggestions.js").Suggestion} Suggestion */
 /** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./text.js").TextBefore} TextBefore */
@@ -42,6 +47,7 @@ import { firstWord, hasTextAfter, isSameText, replacesSpace, trimContext, trimSu
  * @property {number|null} firstMs  Latest request: milliseconds to the first text.
  * @property {number|null} totalMs  Latest request: milliseconds to the complete response.
  * @property {number} restMs  Milliseconds until unasked suggestions come back after dismissals; 0: they do not rest.
+ * @property {Keys} keys  The keys of the suggestions, to be named where they are shown.
  */
 
 /** A change of the text, as in `InputEvent`. @typedef {{inputType?: string, isComposing?: boolean}} Change */
@@ -83,11 +89,11 @@ const REPLACES_COMMA = /^[.!?…;:؟؛。！？；：]/;
 /** Of the text before the caret, enough to hold its last word. */
 const MAX_WORD_CHARS = 100;
 
+/** What plain keys do in a list. @type {Record<string, Action>} */
+const LIST_KEYS = { Enter: "accept", ArrowDown: "next", ArrowUp: "previous", ArrowRight: "acceptWord" };
+
 /** Keys that move the choice of a list. */
 const MOVES_CHOICE = /^(?:Arrow|Page)(?:Up|Down)$/;
-
-/** The name of a key that types nothing, such as `Enter`. A dead key types, together with the next key. */
-const NAMED_KEY = /^(?!Dead$)[A-Z][A-Za-z0-9]+$/;
 
 /** After a failure, unasked requests wait for this long, unless the server says how long. */
 const RETRY_AFTER_MS = 1000;
@@ -98,9 +104,8 @@ const MAX_SILENCE_MS = 20_000;
 /** A writer who has stood still for this long thinks, and is shown one idea, whatever the rhythm of their typing. */
 const IDEA_DELAY_MS = 1200;
 
-/** Of the text before the caret, enough to know a place by. */
-const PLACE_CHARS = 256;
-const MAX_PLACES = 1000;
+/** Identifies a text before the caret by its end. @param {TextBefore} before */
+const placeOf = ({ end, text }) => `${end}\n${text.slice(-256)}`;
 
 /** While a slow server still owes an answer, the request for an idea waits for this long, and again. */
 const IDEA_WAIT_MS = 300;
@@ -145,8 +150,8 @@ export class Completer {
   #isInserting = false;
   /** The next Tab belongs to the editor, to leave the field. */
   #isTabFree = false;
-  /** The last key was a Tab that was handled. It may be held down. */
-  #isTabOurs = false;
+  /** The last chord, if it was handled. It may be held down. */
+  #heldChord = "";
   /** At the last edit or request: what is shown belongs to this text. @type {TextBefore} */
   #lastBefore = { end: 0, text: "" };
   /** The rest of the caret's line then. */
@@ -158,10 +163,7 @@ export class Completer {
   #convertsLetters = false;
   /** The input method's last key is one of a keyboard; the keys of a touch screen have no place on one. */
   #composesByKeyboard = false;
-  /**
-   * The text before the caret if it ends with a space or a comma that came with a suggestion, or a dash in the space's place.
-   * @type {TextBefore|null}
-   */
+  /** The text before the caret, if its last space or comma came with a suggestion, or a dash in its place. @type {TextBefore|null} */
   #beforeAccepted = null;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #pauseTimer;
@@ -205,13 +207,15 @@ export class Completer {
    *   Tab, Enter, Escape and the arrows then. They are, too, after an arrow key that another listener handled without
    *   moving the caret. Default: never.
    * @param {boolean} [editor.proseOnly]  See the property. Default: true.
+   * @param {"all"|"word"} [editor.tabTakes]  See the property. Default: `all`.
+   * @param {Partial<Keys>} [editor.keys]  See the property. Default: those of keys.js.
    * @param {() => boolean} [editor.isProse]  Whether the caret is in prose. Default: as Markdown has it (prose.js), in
    *   `context()`.
    */
   constructor({
     context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
     minUsefulness = 0, drawsGhost = true, insertsSpace = false, isEditable = () => true, isOtherListUsed = () => false,
-    proseOnly = true, isProse = () => isTextProse(context()),
+    proseOnly = true, isProse = () => isTextProse(context()), tabTakes = "all", keys = {},
   }) {
     this.#getBefore = () => {
       const text = context();
@@ -230,6 +234,10 @@ export class Completer {
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
     this.minUsefulness = minUsefulness;
+    /** What Tab takes of a suggestion; the rest of it stays. May be changed at any time. */
+    this.tabTakes = tabTakes;
+    /** Chords of some actions, in place of the default ones (keys.js). May be changed at any time; `view` has all. */
+    this.keys = keys;
     /** Request nothing unasked in code, front matter and mathematics. May be changed at any time. */
     this.proseOnly = proseOnly;
     /** The editor shows all suggestions all the time, as a strip does. May be changed at any time. */
@@ -267,12 +275,9 @@ export class Completer {
     const before = this.#getBefore();
     if (!this.#isEditable() || !this.#beforeAccepted || !isSameText(this.#beforeAccepted, before)) return false;
     const [comma = ""] = before.text.match(COMMA) ?? [];
-    if (text && text === comma.trim()) return true;
+    if (comma && text === comma.trim()) return true;
     this.#beforeAccepted = null;
-    if (comma && REPLACES_COMMA.test(text)) {
-      this.#insert(text, comma.length);
-      return true;
-    }
+    if (comma && REPLACES_COMMA.test(text)) return this.#insert(text, comma.length), true;
     const last = before.text.slice(-1);
     if (last === comma) return false; // no space came with it
     if (DASH.test(last)) {
@@ -329,15 +334,13 @@ export class Completer {
     this.returned();
   }
 
-  /**
-   * The writer may have come back: the field has the focus again, or another text. If they stay at the end of the text or
-   * of a paragraph, an idea comes, unless one was shown there before.
-   */
+  /** The writer has come back to the field or to another text. At an end of the text or a paragraph, an idea comes, once. */
   returned() {
     if (!this.#isEditable() || this.#isBusy) return;
     this.#rememberText();
-    const isAtEnd = this.#lastBefore.text.slice(-PLACE_CHARS).match(/\S.*$/) || !this.#getAfter().trim();
-    if (isAtEnd && !this.#seenPlaces.has(this.#place) && this.#mayRequest()) this.#thinkFor(IDEA_DELAY_MS);
+    const place = placeOf(this.#lastBefore);
+    const isAtEnd = /\S.*$/.test(place) || !this.#getAfter().trim();
+    if (isAtEnd && !this.#seenPlaces.has(place) && this.#mayRequest()) this.#thinkFor(IDEA_DELAY_MS);
   }
 
   /** Hide the suggestions and abort the request, for example when the editor loses focus. */
@@ -361,7 +364,7 @@ export class Completer {
     if (this.#closeIfChanged()) return;
     this.#stopPauseTimer();
     if (!this.#session?.isExplicit) this.#backoff.dismiss(performance.now());
-    this.#notePlace();
+    this.#seenPlaces.add(placeOf(this.#lastBefore));
     this.#showRest();
     this.#closeAll("rejected");
     this.#list.close();
@@ -398,30 +401,33 @@ export class Completer {
     this.#insertText(rest, hasSpace);
   }
 
-  /** Insert the next word of the chosen suggestion. The suggestion stays open while text remains. */
-  acceptWord() {
+  /**
+   * Insert the next word of the chosen suggestion. The suggestion stays open while text remains.
+   * @param {(text: string) => string} [first]  Returns the beginning of a text that is inserted. Default: a word.
+   */
+  acceptWord(first = firstWord) {
     if (this.#closeIfChanged()) return;
-    const { chosen } = this.#shown;
-    if (!chosen || !this.#isReadable(chosen)) return;
-    this.#backoff.reset();
-    this.#isWordTaken = true;
-    this.#fixOrder();
-    const rest = this.#shown.rest(chosen);
-    const word = firstWord(rest);
-    if (word.length >= rest.trimEnd().length) { // before text on the same line, a suggestion may end with a space
+    const candidate = this.#readable;
+    if (!candidate || !this.#isReadable(candidate)) return;
+    const rest = this.#shown.rest(candidate);
+    const part = first(rest);
+    if (part.length >= rest.trimEnd().length) { // before text on the same line, a suggestion may end with a space
       this.accept();
       return;
     }
-    const isSpaceNext = this.#insertsSpace && rest[word.length] === " " && !this.#isFollowedAfter(word);
-    this.#recordAcceptance(chosen, isSpaceNext ? `${word} ` : word);
-    this.#insertText(word, isSpaceNext);
+    this.#backoff.reset();
+    this.#isWordTaken = true;
+    this.#fixOrder();
+    this.#shown.show(candidate);
+    const isSpaceNext = this.#insertsSpace && rest[part.length] === " " && !this.#isFollowedAfter(part);
+    this.#recordAcceptance(candidate, isSpaceNext ? `${part} ` : part);
+    this.#insertText(part, isSpaceNext);
   }
 
   /**
-   * Handle a `keydown` event. Tab accepts the chosen suggestion; Alt+1, Alt+2 and Alt+3 accept any; Alt+↑ and Alt+↓
-   * choose; Alt+→ accepts a word; Alt+Enter and Ctrl+Space request; Escape dismisses. Tab with nothing to accept
-   * belongs to the editor, unless it is held. Once the writer requested or chose, Enter, ↑, ↓ and → do so without Alt,
-   * until a word is accepted. Escape with nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
+   * Handle a `keydown` event. Keys that accept, choose or dismiss are the editor's while there is nothing for them, unless
+   * they are held. Once the writer requested or chose, Enter, ↑, ↓ and → do so too, until a word is accepted. Escape with
+   * nothing to dismiss leaves the next Tab to the editor. A held key accepts nothing.
    * Keys of an input method, chords that type a character in the writer's layout, and all keys while the text is another
    * than the one that suggestions are shown for, belong to the editor.
    * @param {KeyboardEvent} event
@@ -434,33 +440,34 @@ export class Completer {
     }
     if (event.defaultPrevented || !this.#isEditable()) return false;
     const isChanged = this.#closeIfChanged();
-    if (event.ctrlKey && event.code === "Space" && !event.altKey && !event.metaKey && !event.shiftKey) {
-      event.preventDefault();
-      if (!event.repeat) this.request();
-      return true;
-    }
     if (event.ctrlKey && (event.key === "n" || event.key === "p")) this.#passedKey = event; // as the arrows, on a Mac
-    if (event.ctrlKey || event.metaKey || event.shiftKey || event.getModifierState?.("AltGraph")) return false;
+    if (event.getModifierState?.("AltGraph")) return false;
+    const chord = chordOf(event);
+    const { keys } = this.view;
+    const isPlain = !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey;
+    const action = ACTIONS.find((each) => keys[each].includes(chord)) ?? this.#listAction(chord);
+    if (!action && !isPlain && !event.altKey) return false;
     const isTabFree = this.#isTabFree;
     this.#isTabFree = false;
-    if (event.key === "Tab" && isTabFree) return false;
-    if (event.key === "Tab" && event.repeat && this.#isTabOurs) {
+    if (chord === "Tab" && isTabFree) return false;
+    const isChoosing = action === "next" || action === "previous" || MOVES_CHOICE.test(chord);
+    if (event.repeat && chord === this.#heldChord && !isChoosing) {
       event.preventDefault();
       return true;
     }
-    const isOtherLists = !event.altKey && (this.#passedKey?.defaultPrevented || this.#isOtherListUsed());
-    const action = event.altKey ? this.#chordAction(event) : isOtherLists ? null : this.#keyAction(event.key);
-    if (!action) {
+    const isOtherLists = isPlain && (this.#passedKey?.defaultPrevented || this.#isOtherListUsed());
+    const perform = isOtherLists ? null : this.#performer(action, isPlain);
+    if (!perform) {
       if (isOtherLists ? ["Tab", "Enter", "Escape"].includes(event.key) : MOVES_CHOICE.test(event.key)) {
         this.#passedKey = isOtherLists ? null : event;
       }
-      this.#isTabFree = event.key === "Escape" && !event.altKey && !isOtherLists && !isChanged;
-      this.#isTabOurs = false;
+      this.#isTabFree = chord === "Escape" && !isOtherLists && !isChanged;
+      this.#heldChord = "";
       return false;
     }
-    this.#isTabOurs = event.key === "Tab";
+    this.#heldChord = chord;
     event.preventDefault();
-    if (!event.repeat || event.key === "ArrowUp" || event.key === "ArrowDown") action();
+    if (!event.repeat || isChoosing) perform();
     return true;
   }
 
@@ -503,6 +510,7 @@ export class Completer {
       firstMs: this.#latest?.firstMs ?? null,
       totalMs: this.#latest?.totalMs ?? null,
       restMs: this.#backoff.restMs(performance.now()),
+      keys: resolveKeys(this.keys, this.tabTakes),
     };
   }
 
@@ -533,36 +541,28 @@ export class Completer {
 
   // ---- keys ----
 
-  /** @param {string} key  @returns {(() => void)|null}  Null: the key belongs to the editor. */
-  #keyAction(key) {
-    if (key === "Escape") return this.#isBusy ? () => this.dismiss() : null;
-    if (key === "Tab") return this.#shown.candidates.length || this.#readable || this.#session ? () => this.accept() : null;
-    // Suggestions that came unasked own no other plain key until the writer chose one of them.
-    if (!this.#shown.candidates.length || !(this.#session?.isExplicit || this.#shown.isChosenByUser)) return null;
-    if (this.#isWordTaken) return null;
-    return key === "Enter" ? () => this.accept() : this.#arrowAction(key);
-  }
-
   /**
-   * Chords go by the physical key, because with Alt `key` depends on layout and system. If it is a character, as Option
-   * types on a Mac, the writer means that; a digit's own key may give the digit.
-   * @param {KeyboardEvent} event
-   * @returns {(() => void)|null}
+   * @param {Action|undefined} action
+   * @param {boolean} isPlain  Its key has no modifier.
+   * @returns {(() => void)|null}  Null: the key belongs to the editor.
    */
-  #chordAction({ code, key }) {
-    const digit = code.match(/^Digit([1-9])$/)?.[1];
-    if (!NAMED_KEY.test(key) && key !== digit) return null;
-    if (code === "Enter") return () => this.request();
-    if (!this.#shown.candidates.length) return null;
-    if (digit) return Number(digit) <= DEFAULT_NUM_SUGGESTIONS ? () => this.accept(Number(digit) - 1) : null;
-    return this.#arrowAction(code);
+  #performer(action, isPlain) {
+    if (action === "request") return () => this.request();
+    if (action === "dismiss") return this.#isBusy ? () => this.dismiss() : null;
+    const canAccept = this.#shown.candidates.length || this.#readable || (isPlain && this.#session);
+    if (!action || !canAccept) return null;
+    if (action === "next") return () => this.choose(1);
+    if (action === "previous") return () => this.choose(-1);
+    if (action === "acceptWord") return () => this.acceptWord();
+    if (action === "acceptClause") return () => this.acceptWord(firstClause);
+    if (action === "acceptSentence") return () => this.acceptWord(firstSentence);
+    return () => this.accept(action === "accept" ? undefined : Number(action.slice(-1)) - 1);
   }
 
-  /** @param {string} name  Name of a key. @returns {(() => void)|null} */
-  #arrowAction(name) {
-    if (name === "ArrowDown") return () => this.choose(1);
-    if (name === "ArrowUp") return () => this.choose(-1);
-    return name === "ArrowRight" ? () => this.acceptWord() : null;
+  /** What a plain key does once the writer requested suggestions or chose one. @param {string} key */
+  #listAction(key) {
+    const isUsed = this.#session?.isExplicit || this.#shown.isChosenByUser;
+    return isUsed && !this.#isWordTaken && this.#shown.candidates.length ? LIST_KEYS[key] : undefined;
   }
 
   /** Whether there is something to dismiss: suggestions, a request, or one that is about to be sent. */
@@ -589,16 +589,6 @@ export class Completer {
     if (this.mode === "off" || (this.proseOnly && !this.#isProse())) return false;
     if (nowMs < this.#retryAtMs) this.#beforeRetry = this.#lastBefore;
     return nowMs >= this.#retryAtMs;
-  }
-
-  /** Identifies the text before the caret. */
-  get #place() {
-    return `${this.#lastBefore.end} ${this.#lastBefore.text.slice(-PLACE_CHARS)}`;
-  }
-
-  #notePlace() {
-    if (this.#seenPlaces.size >= MAX_PLACES) this.#seenPlaces.clear();
-    this.#seenPlaces.add(this.#place);
   }
 
   /** Show at each second how long the suggestions still rest, and that they do not any more. */
@@ -733,7 +723,7 @@ export class Completer {
   /** @param {SuggestionSession} session */
   #noteResponse({ request, response, before }) {
     this.#problem = null;
-    if (request.strategy !== "predict") this.#notePlace();
+    if (request.strategy !== "predict") this.#seenPlaces.add(placeOf(before));
     if (!request.familiar_only) return;
     this.#isUnfamiliar = response?.errors?.some(({ code }) => code === "unfamiliar_context") ?? false;
     this.#familiarityEnd = before.end;

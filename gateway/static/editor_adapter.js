@@ -1,6 +1,8 @@
 // What the adapters for textareas, CodeMirror and ProseMirror share: options, ghost text, and a list of the suggestions
 // that takes clicks. It does not know any editor or the server.
 
+import { describeKeys } from "./keys.js";
+
 /** @typedef {import("./completer.js").Completer} Completer */
 /** @typedef {Completer["view"]} View */
 
@@ -39,7 +41,7 @@ const STYLES = `
   :where(.tercet-typed) { color: light-dark(#6d675c, #a29b8e) }
   @media (hover: hover) {
     :where(.tercet-list:not(:empty))::after {
-      content: "Tab accepts · Alt → a word · Alt ↓ the next · Esc dismisses" / ""; display: block;
+      content: var(--tercet-keys) / ""; display: block;
       margin: 4px -6px -2px; padding: 4px 12px 0; border-top: 1px solid light-dark(#e4dfd3, #3a3733);
       color: light-dark(#6d675c, #a29b8e); font-size: 12px;
     }
@@ -167,6 +169,7 @@ export class SuggestionList {
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;
     });
+    if (view) this.element.style.setProperty("--tercet-keys", JSON.stringify(describeKeys(view.keys)));
     this.element.replaceChildren(...items);
   }
 

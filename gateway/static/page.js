@@ -9,6 +9,7 @@ import { Documents } from "./documents.js";
 import { DocumentsPopover, numWords } from "./documents_popover.js";
 import { createElement, setText } from "./dom.js";
 import { KeyField } from "./key_field.js";
+import { KeyTable } from "./key_table.js";
 import { Notice } from "./notice.js";
 import { OpenDocument } from "./open_document.js";
 import { SavedKeystrokes } from "./saved_keystrokes.js";
@@ -86,6 +87,7 @@ const container = find("editor", HTMLDivElement);
 const panelElement = find("panel", HTMLDivElement);
 const panel = new SuggestionPanel(panelElement);
 const settings = new Settings(find("settings", HTMLFormElement), applySettings);
+const keyTable = new KeyTable(find("shortcuts", HTMLElement), applySettings);
 const keyField = new KeyField(find("key-form", HTMLFormElement), find("key-note", HTMLElement), applyKey, useKey);
 const client = new Client({ key: keyField.key });
 const savedKeystrokes = new SavedKeystrokes(showSavedKeys);
@@ -310,6 +312,9 @@ function applySettings() {
   completer.mode = eagerness === "pauses" || eagerness === "off" ? eagerness : "live";
   completer.minUsefulness = MIN_USEFULNESS[eagerness] ?? 0;
   completer.proseOnly = settings.isProseOnly;
+  completer.tabTakes = settings.tabTakes;
+  completer.keys = keyTable.own;
+  keyTable.show(completer.view.keys);
   completer.showsAll = touch.matches;
   completer.close();
 }

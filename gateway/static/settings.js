@@ -9,9 +9,11 @@ import { load, save } from "./store.js";
 /** @typedef {{model: string, warning: string|null}} Model  An entry of `models` in `GET /health/ready`. */
 /** @typedef {"eager"|"normal"|"quiet"|"pauses"|"off"} Eagerness  When suggestions are requested unasked. */
 
-/** Names of the inputs for `Eagerness` and `isProseOnly`; the other inputs are named like request fields. */
+/** Names of the inputs for `Eagerness`, `isProseOnly` and `tabTakes`; the other inputs are named like request fields. */
 const EAGERNESS_INPUT = "mode";
 const PROSE_INPUT = "prose";
+const TAB_INPUT = "tab_takes";
+const PAGE_INPUTS = [EAGERNESS_INPUT, PROSE_INPUT, TAB_INPUT];
 /** Words per token of English prose. */
 const WORDS_PER_TOKEN = 0.75;
 
@@ -38,7 +40,7 @@ export class Settings {
     /** @type {import("./tercet.js").RequestFields} */
     const fields = {};
     for (const input of this.#inputs()) {
-      if (input.name === EAGERNESS_INPUT || input.name === PROSE_INPUT || !input.checkValidity() || input.value === "") continue;
+      if (PAGE_INPUTS.includes(input.name) || !input.checkValidity() || input.value === "") continue;
       fields[input.name] = readValue(input);
     }
     return fields;
@@ -53,6 +55,9 @@ export class Settings {
   get isProseOnly() {
     return Boolean(readValue(this.#input(PROSE_INPUT)));
   }
+
+  /** What Tab takes of a suggestion. @returns {"all"|"word"} */
+  get tabTakes() { return this.#input(TAB_INPUT).value === "word" ? "word" : "all"; }
 
   /**
    * List the models to choose from, and show the warning of the chosen model.

@@ -89,6 +89,11 @@ export class ShownSuggestions {
     if (this.#choice && !this.#all.includes(this.#choice)) this.#choice = null;
   }
 
+  /** Show a candidate in the first place, unless it is on show. @param {Candidate} candidate */
+  show(candidate) {
+    if (!this.#all.includes(candidate)) this.#all = [candidate, ...this.#all];
+  }
+
   /**
    * Fill the free places at the end. What is on show stays: a candidate that begins with the same word is left out. What is
    * held back gives way, because the newer estimate knows more of the text.
@@ -97,9 +102,8 @@ export class ShownSuggestions {
    */
   merge(candidates, maxSuggestions) {
     const { candidates: shown } = this;
-    const kept = this.#distinct([...shown, ...candidates]);
     const heldBack = this.#all.filter((candidate) => !shown.includes(candidate));
-    this.#all = this.#distinct([...kept, ...heldBack]).slice(0, maxSuggestions);
+    this.#all = this.#distinct([...shown, ...candidates, ...heldBack]).slice(0, maxSuggestions);
   }
 
   /**
@@ -142,36 +146,32 @@ export class ShownSuggestions {
   }
 
   /**
-   * Those of the candidates that say something, without what only begins or continues one before it, or begins with the
-   * same word.
+   * The candidates without those that only begin or continue one before them, or begin with the same word.
    * @param {Candidate[]} candidates
    */
   #distinct(candidates) {
-    /** @type {Candidate[]} */
-    const distinct = [];
+    /** @type {Map<string, Candidate>} */
+    const byRest = new Map();
     for (const candidate of candidates) {
       const rest = this.rest(candidate);
-      const isSaid = distinct.some((other) => {
-        const said = this.rest(other);
-        return said.startsWith(rest) || rest.startsWith(said) || firstWordKey(said) === firstWordKey(rest);
-      });
-      if (rest && !isSaid) distinct.push(candidate);
+      const isSaid = Array.from(byRest.keys()).some((said) =>
+        said.startsWith(rest) || rest.startsWith(said) || firstWordKey(said) === firstWordKey(rest));
+      if (rest && !isSaid) byRest.set(rest, candidate);
     }
-    return distinct;
+    return Array.from(byRest.values());
   }
 
   /** Whether a candidate is at most two words. @param {Candidate} candidate */
   #isFragment(candidate) {
     const rest = this.rest(candidate);
-    const word = firstWord(rest);
-    return (word + firstWord(rest.slice(word.length))).length >= rest.trimEnd().length;
+    return firstWord(rest.slice(firstWord(rest).length)).length >= rest.trimEnd().length - firstWord(rest).length;
   }
 
   /** Whether it is a predicted fragment that the writer has left standing. @param {Candidate} candidate */
   #isFragmentLeft(candidate) {
     const { session, shownAtMs } = candidate;
-    if (session.isIdea || session.isExplicit || !this.#isFragment(candidate)) return false;
-    return shownAtMs !== null && performance.now() - shownAtMs >= MAX_FRAGMENT_MS;
+    const visibleMs = performance.now() - (shownAtMs ?? Infinity);
+    return !session.isIdea && !session.isExplicit && visibleMs >= MAX_FRAGMENT_MS && this.#isFragment(candidate);
   }
 
   /** @param {Candidate} candidate */

@@ -108,10 +108,9 @@ export function firstWord(text) {
  * @param {string} text
  */
 export function firstWordKey(text) {
-  const [joint = ""] = text.match(/^(?:\s|['’](?=\p{L}))/u) ?? [];
   const words = Array.from(new Intl.Segmenter(undefined, { granularity: "word" }).segment(text));
-  const word = words.find(({ isWordLike }) => isWordLike)?.segment ?? text.trim();
-  return (joint.trim() ? "'" : joint && " ") + word.toLowerCase();
+  const word = words.find(({ isWordLike }) => isWordLike)?.segment.toLowerCase() ?? text.trim();
+  return /^\s/.test(text) ? ` ${word}` : /^['’]\p{L}/u.test(text) ? `'${word}` : word;
 }
 
 /**

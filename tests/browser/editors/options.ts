@@ -7,6 +7,8 @@ const parameters = new URLSearchParams(location.search);
 export const options = {
   client: new Client({ url: parameters.get("server") ?? "" }),
   mode: (parameters.get("mode") ?? "live") as Mode,
+  tabTakes: (parameters.get("tab") ?? "all") as "all" | "word",
+  keys: JSON.parse(parameters.get("keys") ?? "{}"),
   options: () => ({ model_size: parameters.get("model") ?? "embedded", seed: 1 }),
 };
 
