@@ -256,30 +256,6 @@ def test_suggestions_while_typing_and_none_after_undo_and_deletion(
 
 
 @each_editor
-def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(
-    open_editor: Callable[..., EditorPage], name: str
-) -> None:
-    editor = open_editor(name, mode="live")
-    bodies: list[dict[str, Any]] = []
-    editor.page.on("request", lambda request: bodies.append(json.loads(request.post_data or "{}")))
-    editor.type("The old man\nThe sea x")
-    for keys in (
-        ["Backspace"],
-        ["ArrowUp", "End"],
-        ["ArrowDown", "End", "y"],
-        ["Backspace", "ArrowUp", "End"],
-        ["Home"],
-    ):
-        editor.press(*keys)
-        if "y" in keys:
-            editor.page.get_by_role("button").focus()
-            editor.text.focus()
-        editor.page.wait_for_timeout(2000)
-    ideas = [body["context"] for body in bodies if "context" in body and not body.keys() & {"strategy", "stream"}]
-    assert ideas == ["The old man\nThe sea ", "The old man", "The old man\nThe sea y"]
-
-
-@each_editor
 def test_a_composition_is_left_alone_until_it_ends(open_editor: Callable[..., EditorPage], name: str) -> None:
     editor = open_editor(name, mode="live")
     editor.type(OPENING)

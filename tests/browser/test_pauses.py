@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from playwright.sync_api import Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
+from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
+
+__all__ = ["bundles", "open_editor"]  # fixtures
 
 OpenPage = Callable[..., Editor]
 OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}
@@ -107,6 +113,31 @@ def test_an_idea_comes_in_a_document_that_is_opened_once(open_page: OpenPage) ->
         editor.page.wait_for_timeout(2500)
     assert [body["context"] for body in editor.ideas] == [OPENING]
     assert editor.value == OPENING
+
+
+@each_editor
+def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(
+    open_editor: Callable[..., EditorPage], name: str
+) -> None:
+    editor = open_editor(name, mode="live")
+    answer_with(editor.page, " and more")
+    bodies: list[dict[str, Any]] = []
+    editor.page.on("request", lambda request: bodies.append(json.loads(request.post_data or "{}")))
+    editor.type("The old man\nThe sea x")
+    for keys in (
+        ["Backspace"],
+        ["ArrowUp", "End"],
+        ["ArrowDown", "End", "y"],
+        ["Backspace", "ArrowUp", "End"],
+        ["Home"],
+    ):
+        editor.press(*keys)
+        if "y" in keys:
+            editor.page.get_by_role("button").focus()
+            editor.text.focus()
+        editor.page.wait_for_timeout(2000)
+    ideas = [body["context"] for body in bodies if "context" in body and not body.keys() & {"strategy", "stream"}]
+    assert ideas == ["The old man\nThe sea ", "The old man", "The old man\nThe sea y"]
 
 
 def test_ten_quick_tabs_accept_or_do_nothing(open_page: OpenPage) -> None:
