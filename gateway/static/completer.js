@@ -320,6 +320,7 @@ export class Completer {
     this.#stopPauseTimer();
     if (this.#inFlight && !this.#inFlight.isExplicit && this.#inFlight !== this.#session) this.#abort();
     const shown = this.#shown.chosen;
+    if (!isFitting) this.#ghost = this.#previous = null; // of another text
     if (!isFitting || !(isInsertion || this.#session)) this.#closeAll("ignored");
     this.#follow();
     if (isInsertion && !this.#session && !(shown?.session.isIdea && this.#shown.chosen === shown)) this.#requestUnasked();
