@@ -95,15 +95,12 @@ export class ShownSuggestions {
   }
 
   /**
-   * Fill the free places at the end. What is on show stays: a candidate that begins with the same word is left out. What is
-   * held back gives way, because the newer estimate knows more of the text.
+   * Fill the free places at the end. A candidate that begins with the same word as an earlier one is left out.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
    */
   merge(candidates, maxSuggestions) {
-    const { candidates: shown } = this;
-    const heldBack = this.#all.filter((candidate) => !shown.includes(candidate));
-    this.#all = this.#distinct([...shown, ...candidates, ...heldBack]).slice(0, maxSuggestions);
+    this.#all = this.#distinct([...this.#all, ...candidates]).slice(0, maxSuggestions);
   }
 
   /**

@@ -36,10 +36,9 @@ PAINT_MS = 8.0  # half a frame at 60 Hz, from a change to its display
 MIN_VISIBLE_MS = 200.0
 
 # How long the writer thinks: after the end of a sentence or a line, and after other punctuation. An assumption. The
-# editor shows an idea after `MIN_IDEA_DELAY_MS` or longer: 2.5 pauses of its debounce, which is mean + 4 × deviation of
-# the times between keys, so 1.1 s of this writer's.
+# editor asks for an idea after IDEA_DELAY_MS (`IDEA_DELAY_MS` in completer.js).
 SENTENCE_PAUSE_MS, CLAUSE_PAUSE_MS = 3000.0, 1800.0
-IDEA_DELAY_MS = 1100.0
+IDEA_DELAY_MS = 1200.0
 _SENTENCE_START = re.compile(r"(?:[.!?…][\"'”’)]*\s|\n)$")
 _CLAUSE_START = re.compile(r"[,;:—–][\"'”’)]*\s?$")
 # Keys of the editor: Tab takes the first suggestion; Alt with the arrow right takes a word, after which the arrow alone

@@ -125,7 +125,6 @@ print(shown());
         ([[], [(" “The", 9), (" the sea", 9), ("the", 9)]], [], [" “The", "the"]),
         ([[], [(" “file”:", 9), (" file", 9), (" 3.", 9), (" 3", 9)]], [], [" “file”:", " 3."]),
         ([[], [("'s", 9), ("s", 9)]], [], ["'s", "s"]),
-        ([[("b sea and", 0.5)], [(" sea", 3)]], [], [" sea"]),  # a fresh estimate
         ([[("b sea", 5)], [(" sea and more", 9)]], [], [" sea"]),  # on show: it stays
         ([[], [(" White,", 1), (" white", 1), (" Smith", 1)]], [(" White house,", 9)], [" White house,", " Smith"]),
     ],
