@@ -61,6 +61,11 @@ export function tercet({ list, panel = list || undefined, show = () => {}, ...op
       },
     },
     eventObservers: {
+      // Without the image in the flow (editor_adapter.js), browsers insert two line breaks for one. Nothing is painted until then.
+      beforeinput(_, { dom }) {
+        dom.toggleAttribute("data-tercet-input", true);
+        requestAnimationFrame(() => dom.removeAttribute("data-tercet-input"));
+      },
       blur(event) {
         // Later, because an update that makes the editor read-only blurs it, and must end first.
         if (isLeaving(event, panel)) queueMicrotask(() => this.completer.close());

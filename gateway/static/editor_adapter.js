@@ -24,7 +24,7 @@ import { describeKeys } from "./keys.js";
 // word; out of the flow it does not, so lines break where they will once the text is typed.
 const STYLES = `
   :where(.tercet-ghost) { color: color-mix(in srgb, currentColor 62%, transparent) }
-  :where(.cm-widgetBuffer:has(+ .tercet-ghost)) { position: absolute }
+  :where(.cm-editor:not([data-tercet-input]) .cm-widgetBuffer:has(+ .tercet-ghost)) { position: absolute }
   :where(.tercet-list) {
     margin: 0; padding: 6px; max-width: min(36em, 90vw); box-sizing: border-box; list-style-position: outside;
     border: 1px solid light-dark(#e4dfd3, #3a3733); border-radius: 10px;

@@ -50,7 +50,6 @@ const TEXT_ATTRIBUTES = {
   "writingsuggestions": "false", // the browser's own inline predictions
 };
 const UNFAMILIAR = "the model does not know text like this, so it suggests nothing";
-/** Whether the server of the page is on this computer. */
 const IS_LOCAL = /^(?:(?:.+\.)?localhost|127(?:\.\d+){3}|\[::1\])$/.test(location.hostname);
 /** The suggestions are a strip of chips on touch screens. */
 const touch = matchMedia("(pointer: coarse)");

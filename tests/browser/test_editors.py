@@ -303,7 +303,8 @@ def test_a_composed_word_that_will_stand_is_followed_and_accepted(
         event = {"key": key, "code": key, "windowsVirtualKeyCode": 229}
         ime.send("Input.dispatchKeyEvent", {"type": "rawKeyDown", **event})
     assert editor.value == f"{OPENING} the"
-    expect(editor.items.first).to_have_attribute("aria-current", "true")
+    if name == "textarea":  # beside ghost text the list has alternatives only
+        expect(editor.items.first).to_have_attribute("aria-current", "true")
     typed = editor.items.first.locator(".tercet-typed").text_content() or ""
     rest = (editor.items.first.text_content() or "").removeprefix(typed)
     assert typed in {"the", ""}  # a part of a word, or a word that the suggestion goes on after

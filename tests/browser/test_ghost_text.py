@@ -90,3 +90,11 @@ def test_the_lists_of_other_editors_have_alternatives_too(open_editor: Callable[
     editor.wait_for_unasked()
     editor.page.keyboard.type(" ")
     expect(editor.items).to_have_text(["3.", "a letter"] if name == "textarea" else ["a letter"])
+
+
+def test_a_line_break_that_an_input_method_inserts_is_one(editor: Editor) -> None:
+    answer_with(editor.page, " asked:\n\nWhat")
+    editor.request_suggestions()
+    editor.page.keyboard.type(" asked:")
+    editor.page.keyboard.insert_text("\n")
+    assert (editor.value.count("\n"), editor.ghost_text) == (1, "\nWhat")
