@@ -62,7 +62,8 @@ export function tercet({ list, panel = list || undefined, show = () => {}, ...op
     },
     eventObservers: {
       // Without the image in the flow (editor_adapter.js), browsers insert two line breaks for one. Nothing is painted until then.
-      beforeinput(_, { dom }) {
+      beforeinput({ data }, { dom }) {
+        if (data && !data.includes("\n")) return;
         dom.toggleAttribute("data-tercet-input", true);
         requestAnimationFrame(() => dom.removeAttribute("data-tercet-input"));
       },
