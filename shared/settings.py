@@ -410,7 +410,7 @@ class ModelSettings:
     similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(80.0, "percent")
     predict_temperature: Annotated[float, Meta(ge=0.1, le=10)] = _setting(1.0, "ratio")
     min_usefulness: Annotated[float, Meta(ge=0, le=100)] = _setting(0.0, "keys")
-    min_familiarity: Annotated[float, Meta(ge=-100, le=0)] = _setting(-2.2, "nats")
+    min_familiarity: Annotated[float, Meta(ge=-100, le=0)] = _setting(-2.1, "nats")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Knows the protocol's values and the tokenizer. Does not know HTTP, the engine's 
 from __future__ import annotations
 
 import codecs
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
@@ -25,6 +26,8 @@ from workers.text.window import encode_window
 
 # Requests whose branches arrive at the same time. A request's last branch comes within milliseconds of its first.
 MAX_ENCODED_PROMPTS = 32
+# Of the bytes of a token: a small letter, or a character that is not ASCII.
+_HAS_WORD = re.compile(rb"[a-z\x80-\xff]")
 
 # The prompt's token ids; with token healing the typed bytes that the output must begin with, and their token ids.
 _EncodedPrompt: TypeAlias = tuple[tuple[int, ...], bytes, tuple[int, ...]]
@@ -115,22 +118,32 @@ class Codec:
             return self.tokenizer.text_of(request.prompt_ids[-1])[-1:]
         return (request.prompt or "")[-1:]
 
-    def character_logprob(self, ids: Sequence[int], logprobs: Sequence[float], lowest: float) -> float:
-        """The mean log-probability of the characters that tokens of a prompt make up.
+    def word_logprob(
+        self, ids: Sequence[int], logprobs: Sequence[float], lowest: float, min_tokens: int
+    ) -> float | None:
+        """The mean log-probability of the characters of words. Capitals, numbers and marks alone say little about a language.
 
         Args:
+            ids: of tokens of a prompt.
             logprobs: of each token.
             lowest: of a character: one that is less likely counts as this.
+            min_tokens: None if fewer tokens have such characters.
         """
         index = CharacterIndex()
-        begins = [index.feed(self.tokenizer.prompt_bytes(id_)) for id_ in ids]
+        texts = [self.tokenizer.prompt_bytes(id_) for id_ in ids]
+        begins = [index.feed(text) for text in texts]
         total = pending = 0.0  # pending: of tokens that are parts of a character
-        for begin, end, logprob in zip(begins, [*begins[1:], index.num_chars], logprobs, strict=True):
+        num_chars = num_tokens = 0
+        for text, begin, end, logprob in zip(texts, begins, [*begins[1:], index.num_chars], logprobs, strict=True):
+            if not _HAS_WORD.search(text):
+                continue
+            num_tokens += 1
             pending += logprob
             if end > begin:
                 total += max(pending, lowest * (end - begin))
+                num_chars += end - begin
                 pending = 0.0
-        return total / max(1, index.num_chars)
+        return total / max(1, num_chars) if num_tokens >= min_tokens else None
 
     def token_stream(self, request: GenerateRequest, engine_request: EngineRequest) -> TokenStream:
         """The converter for one streamed sequence, token by token."""

@@ -106,9 +106,10 @@ def scoring_request(request: GenerateRequest, codec: Codec, now: float) -> Engin
 
 
 def prompt_score(codec: Codec, engine_request: EngineRequest, output: SequenceOutput) -> float | None:
-    """The score in nats per character. None if the deadline passed first."""
+    """The score in nats per character of words. None if the deadline passed first, or if too few tokens are of words."""
     logprobs = [logprob for logprob in output.prompt_logprobs if logprob is not None]
     if not logprobs:
         return None
     ids = engine_request.prompt_ids[-len(logprobs) :]
-    return round(codec.character_logprob(ids, logprobs, MIN_LOGPROB), 3)
+    score = codec.word_logprob(ids, logprobs, MIN_LOGPROB, MIN_TOKENS)
+    return None if score is None else round(score, 3)

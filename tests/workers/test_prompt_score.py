@@ -72,6 +72,19 @@ def test_it_depends_on_the_last_tokens_alone(service: SlotService, fields: dict[
     assert score(service, known, **fields) == expected
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# My title\n\nSome *text* here. ",
+        "CHAPTER ONE\n\nTHE OLD HOUSE STOOD AT THE END OF THE",
+        "Invoice 4711, 12.03.2024, 1,250.00, and 1,310.00 ",
+        "| Name | Age |\n|---|---|\n| Tom | 42 |\n| Ann | ",
+    ],
+)
+def test_marks_capitals_and_numbers_do_not_count(service: SlotService, text: str) -> None:
+    assert score(service, text) is None
+
+
 def test_a_short_prompt_and_one_of_which_it_was_not_requested_have_none(service: SlotService) -> None:
     assert score(service, "Dear Ms Patel,") is None
     assert score(service, "") is None
