@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 T = TypeVar("T")
 
@@ -17,6 +18,7 @@ class EditorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         key: its API key; empty: none, or `TERCET_API_KEY` where `url` is empty too.
         mode: when suggestions come unasked. `live`: likely next words at every key; `pauses`: ideas when typing
             pauses; `off`: never.
+        min_probability: in the mode `live`, predictions end where they are less probable.
         min_usefulness: in the mode `live`, predictions that are expected to save fewer keys are held back.
         prose_only: nothing comes unasked in code, front matter and mathematics of Markdown and plain text.
         model: the name of a model that the server serves; empty: its default.
@@ -25,7 +27,8 @@ class EditorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: str = ""
     key: str = ""
     mode: Literal["live", "pauses", "off"] = "live"
-    min_usefulness: NonNegative = 0
+    min_probability: Probability = 0.5
+    min_usefulness: NonNegative = 1
     prose_only: bool = True
     model: str = ""
 

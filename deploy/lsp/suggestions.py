@@ -124,6 +124,8 @@ class Suggestions:
         body: dict[str, Any] = {"context": caret.context, "session": self.session, "sequence": self.num_requests}
         body["familiar_only"] = True
         body["strategy"] = "sample" if is_idea else "predict"
+        if trigger is not Trigger.ASKED and not is_idea:
+            body["min_probability"] = settings.min_probability
         if suffix := trim_suffix(caret.after):
             body["suffix"] = suffix
         if settings.model:
@@ -148,7 +150,7 @@ class Suggestions:
         return [
             Offer(sentence.value.removeprefix(typed), answer.id, index)
             for index, sentence in enumerate(answer.sentences)
-            if sentence.usefulness + len(typed) >= min_usefulness
+            if sentence.usefulness >= min_usefulness
             and sentence.value.startswith(typed)
             and sentence.value != typed
         ]

@@ -104,6 +104,9 @@ const MAX_SILENCE_MS = 20_000;
 /** A writer who has stood still for this long thinks, and is shown one idea, whatever the rhythm of their typing. */
 const IDEA_DELAY_MS = 1200;
 
+/** How probable likely next words have to be, by how often the writer wants some. */
+export const MIN_PROBABILITIES = { eager: 0.3, normal: 0.5, quiet: 0.7 };
+
 /** Identifies a text before the caret by its end. @param {TextBefore} before */
 const placeOf = ({ end, text }) => `${end}\n${text.slice(-256)}`;
 
@@ -197,7 +200,8 @@ export class Completer {
    * @param {() => RequestFields} [editor.options]  Returns further fields of the next request. Default: none.
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
    * @param {Mode} [editor.mode]  Default: `live`.
-   * @param {number} [editor.minUsefulness]  See the property. Default: 0.
+   * @param {number} [editor.minProbability]  See the property. Default: that of `normal`.
+   * @param {number} [editor.minUsefulness]  See the property. Default: 1.
    * @param {boolean} [editor.drawsGhost]  The editor draws the chosen suggestion as ghost text, so that a list of it
    *   alone would say nothing more. Default: true.
    * @param {boolean} [editor.insertsSpace]  Accepting a word also inserts a space; typing punctuation removes it. Requires
@@ -214,8 +218,8 @@ export class Completer {
    */
   constructor({
     context, position, after = () => "", insert, show, options = () => ({}), client = new Client(), mode = "live",
-    minUsefulness = 0, drawsGhost = true, insertsSpace = false, isEditable = () => true, isOtherListUsed = () => false,
-    proseOnly = true, isProse = () => isTextProse(context()), tabTakes = "all", keys = {},
+    minProbability = MIN_PROBABILITIES.normal, minUsefulness = 1, drawsGhost = true, insertsSpace = false,
+    isEditable = () => true, isOtherListUsed = () => false, proseOnly = true, isProse = () => isTextProse(context()), tabTakes = "all", keys = {},
   }) {
     this.#getBefore = () => {
       const text = context();
@@ -233,6 +237,9 @@ export class Completer {
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
+    /** Likely next words come to the last that is this probable, together with all before it. May be changed at any time. */
+    this.minProbability = minProbability;
+    /** Likely next words that should save fewer keys are not shown. May be changed at any time. */
     this.minUsefulness = minUsefulness;
     /** What Tab takes of a suggestion; the rest of it stays. May be changed at any time. */
     this.tabTakes = tabTakes;
@@ -243,18 +250,6 @@ export class Completer {
     /** The editor shows all suggestions all the time, as a strip does. May be changed at any time. */
     this.showsAll = false;
     this.#reports = new FeedbackReports(() => this.client, () => [this.#getBefore(), after()]);
-  }
-
-  /**
-   * Predictions expected to save fewer keystrokes are held back, until the writer has typed as many of their characters
-   * as they lack. May be changed at any time.
-   */
-  get minUsefulness() {
-    return this.#shown.minUsefulness;
-  }
-
-  set minUsefulness(minUsefulness) {
-    this.#shown.minUsefulness = minUsefulness;
   }
 
   /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
@@ -603,7 +598,7 @@ export class Completer {
   #requestUnasked() {
     if (!this.#mayRequest()) return;
     if (this.mode === "live") {
-      void this.#requestPredictions(this.#isInserting);
+      void this.#requestPredictions();
       this.#thinkFor(IDEA_DELAY_MS);
     } else {
       this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
@@ -621,14 +616,13 @@ export class Completer {
     void (this.mode === "live" ? this.#requestIdea() : this.#requestIdeas(false));
   }
 
-  /**
-   * Request likely next words, and fill the free places with them.
-   * @param {boolean} isAfterAcceptance
-   */
-  async #requestPredictions(isAfterAcceptance) {
-    const session = this.#start({ strategy: "predict" }, false);
-    session.isAfterAcceptance = isAfterAcceptance;
-    await this.#complete(session, (candidates) => this.#shown.merge(candidates, session.numRequested));
+  /** Request likely next words, and fill the free places with them. */
+  async #requestPredictions() {
+    const session = this.#start({ strategy: "predict", min_probability: this.minProbability }, false);
+    await this.#complete(session, (candidates) => {
+      const useful = candidates.filter(({ sentence }) => (sentence?.usefulness ?? Infinity) >= this.minUsefulness);
+      this.#shown.merge(useful, session.numRequested);
+    });
   }
 
   /**
@@ -656,8 +650,8 @@ export class Completer {
   }
 
   /**
-   * The writer thinks: show one idea, to the end of its clause, and list the words that were held back. What is on show
-   * stays, unless the idea continues it or it is a fragment that was left standing.
+   * The writer thinks: show one idea, to the end of its clause, and list the others. What is on show stays, unless the idea
+   * continues it or it is a fragment that was left standing.
    */
   async #requestIdea() {
     if (this.#session || this.#shown.isChosenByUser) return;

@@ -17,7 +17,7 @@ import { ServerStatus } from "./server_status.js";
 import { Settings } from "./settings.js";
 import { load, save } from "./store.js";
 import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
-import { Client } from "./tercet.js";
+import { Client, MIN_PROBABILITIES } from "./tercet.js";
 import { TextEditor } from "./text_editor.js";
 
 /** @typedef {import("./tercet.js").View} View */
@@ -63,11 +63,6 @@ const LONG_PRESS_MS = 400;
 const SWIPE_PX = 24;
 /** Words are counted once the writer has stood still for this long: in a novel it takes some milliseconds. */
 const COUNT_DELAY_MS = 700;
-/**
- * Live suggestions expected to save fewer keystrokes are held back, by eagerness.
- * @type {Record<string, number>}
- */
-const MIN_USEFULNESS = { eager: 0, normal: 2, quiet: 3 };
 
 /**
  * @template {HTMLElement} T
@@ -309,7 +304,7 @@ function toggleDetails() {
 function applySettings() {
   const { eagerness } = settings;
   completer.mode = eagerness === "pauses" || eagerness === "off" ? eagerness : "live";
-  completer.minUsefulness = MIN_USEFULNESS[eagerness] ?? 0;
+  if (eagerness in MIN_PROBABILITIES) completer.minProbability = MIN_PROBABILITIES[eagerness];
   completer.proseOnly = settings.isProseOnly;
   completer.tabTakes = settings.tabTakes;
   completer.keys = keyTable.own;

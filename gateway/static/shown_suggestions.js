@@ -21,28 +21,16 @@ import { firstWord, firstWordKey } from "./text.js";
 const MAX_FRAGMENT_MS = 1000;
 
 export class ShownSuggestions {
-  /** The candidates that agree with the document; those on show come first, in display order. @type {Candidate[]} */
-  #all = [];
+  /** Those that agree with the document. @type {Candidate[]} */
+  #candidates = [];
   /** @type {Candidate|null} */
   #choice = null;
   /** @type {TextBefore} */
   #before = { end: 0, text: "" };
 
-  /**
-   * Predictions are held back until their usefulness, in keystrokes, and the number of their characters that the writer
-   * has typed reach this together. Those requested by the writer or after an acceptance are not.
-   */
-  minUsefulness = 0;
-
-  /** The candidates on show, in display order. Unasked, no two begin with the same word. @returns {Candidate[]} */
+  /** In display order. @returns {Candidate[]} */
   get candidates() {
-    const words = new Set();
-    return this.#all.filter((candidate) => {
-      const { isExplicit, isIdea, request } = candidate.session;
-      const isUnasked = !isExplicit && (isIdea || request.strategy === "predict");
-      const word = isUnasked ? firstWordKey(this.rest(candidate)) : candidate;
-      return this.#isWorthShowing(candidate) && !words.has(word) && words.add(word);
-    });
+    return this.#candidates;
   }
 
   /** The candidate whose rest is ghost text: the writer's choice, or the one of the first place. @returns {Candidate|null} */
@@ -75,9 +63,8 @@ export class ShownSuggestions {
    * @param {TextBefore} before
    */
   follow(before) {
-    const shown = this.candidates;
     this.#before = before;
-    this.replace([...shown, ...this.#all.filter((candidate) => !shown.includes(candidate))]);
+    this.replace(this.#candidates);
   }
 
   /**
@@ -85,49 +72,47 @@ export class ShownSuggestions {
    * @param {Candidate[]} candidates
    */
   replace(candidates) {
-    this.#all = candidates.filter((candidate) => this.rest(candidate));
-    if (this.#choice && !this.#all.includes(this.#choice)) this.#choice = null;
+    this.#candidates = candidates.filter((candidate) => this.rest(candidate));
+    if (this.#choice && !this.#candidates.includes(this.#choice)) this.#choice = null;
   }
 
   /** Show a candidate in the first place, unless it is on show. @param {Candidate} candidate */
   show(candidate) {
-    if (!this.#all.includes(candidate)) this.#all = [candidate, ...this.#all];
+    if (!this.#candidates.includes(candidate)) this.#candidates = [candidate, ...this.#candidates];
   }
 
   /**
-   * Fill the free places at the end. A candidate that begins with the same word as an earlier one is left out.
+   * Fill the free places at the end. A candidate that begins with the same word as an earlier one is left out; one that
+   * continues an earlier one takes its place.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
    */
   merge(candidates, maxSuggestions) {
-    this.#all = this.#distinct([...this.#all, ...candidates]).slice(0, maxSuggestions);
+    const longer = this.#candidates.map((shown) => {
+      const start = this.rest(shown);
+      const isContinued = (/** @type {Candidate} */ each) => this.rest(each).startsWith(start) && this.rest(each) !== start;
+      return (shown !== this.#choice && candidates.find(isContinued)) || shown;
+    });
+    this.#candidates = this.#distinct([...longer, ...candidates]).slice(0, maxSuggestions);
   }
 
   /**
    * Show an idea in the place of the ghost text, or as the first of all if there is none: the first candidate that continues
-   * it; or, if it is a fragment that the writer has left standing, any, and the fragment moves to the list. What was held
-   * back follows, as single words: a writer who stands still can read them, and their first words are right more often
-   * than what follows them.
+   * it; or, if it is a fragment that the writer has left standing, any, and the fragment moves to the list. The other
+   * ideas follow.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
    * @param {boolean} isTaken  The writer began to take the ghost text.
    */
   addIdea(candidates, maxSuggestions, isTaken) {
-    const { chosen, candidates: shown } = this;
+    const { chosen } = this;
     if (this.#choice) return; // the writer chose one meanwhile
     const start = chosen ? this.rest(chosen) : "";
     const mayReplace = !chosen || (!isTaken && this.#isFragmentLeft(chosen));
     const idea = candidates.find((candidate) => this.rest(candidate).startsWith(start) && this.rest(candidate))
       ?? (mayReplace ? candidates.find((candidate) => !this.#isFragment(candidate)) : undefined);
-    const kept = this.#distinct(idea ? [idea, ...shown] : shown);
-    for (const candidate of this.#distinct([...kept, ...this.#all])) {
-      if (candidate === idea || shown.includes(candidate)) continue;
-      const rest = this.rest(candidate);
-      candidate.text = candidate.text.slice(0, candidate.text.length - rest.length) + firstWord(rest);
-      candidate.isHeldBack = false;
-      kept.push(candidate);
-    }
-    this.#all = kept.slice(0, maxSuggestions);
+    const ordered = [...(idea ? [idea] : []), ...this.#candidates, ...candidates];
+    this.#candidates = this.#distinct(ordered).slice(0, maxSuggestions);
   }
 
   /** Choose the next candidate or the previous. @param {number} step  1: the next; −1: the previous; wraps around. */
@@ -138,7 +123,7 @@ export class ShownSuggestions {
   }
 
   clear() {
-    this.#all = [];
+    this.#candidates = [];
     this.#choice = null;
   }
 
@@ -169,13 +154,6 @@ export class ShownSuggestions {
     const { session, shownAtMs } = candidate;
     const visibleMs = performance.now() - (shownAtMs ?? Infinity);
     return !session.isIdea && !session.isExplicit && visibleMs >= MAX_FRAGMENT_MS && this.#isFragment(candidate);
-  }
-
-  /** @param {Candidate} candidate */
-  #isWorthShowing({ sentence, session, isHeldBack }) {
-    if (!isHeldBack || session.isAfterAcceptance || session.isExplicit || session.isIdea) return true;
-    const numTyped = this.#before.end - session.before.end;
-    return (sentence?.usefulness ?? Infinity) + numTyped >= this.minUsefulness;
   }
 
   /** @param {Candidate} candidate @param {number} place @returns {Suggestion} */

@@ -25,8 +25,6 @@ export class Candidate {
   sentence = null;
   /** The server gave this branch up, and another branch may replace it. */
   isDropped = false;
-  /** It is shown only once it is useful enough (`minUsefulness` of `ShownSuggestions`). */
-  isHeldBack = true;
   /** Since when it has been on display, on the clock of `performance.now()`; null: it is not. @type {number|null} */
   shownAtMs = null;
 
@@ -73,8 +71,6 @@ export class SuggestionSession {
   isOrderFixed = false;
   /** Sent when the writer stood still: one idea, to the end of its clause. */
   isIdea = false;
-  /** Sent when the writer accepted a suggestion. Its suggestions are not held back: the writer reads on at the caret. */
-  isAfterAcceptance = false;
 
   /**
    * @param {TextBefore} before  When the request was sent.

@@ -7,7 +7,7 @@
 /** @typedef {import("./shown_suggestions.js").Suggestion} Suggestion */
 
 export { Client, Problem } from "./client.js";
-export { Completer } from "./completer.js";
+export { Completer, MIN_PROBABILITIES } from "./completer.js";
 export { isProse, ProseDetector } from "./prose.js";
 export { hasTextAfter, isInsideWord, replacesSpace, trimContext, trimSuffix } from "./text.js";
 export { attachTextarea, insertText, textBefore } from "./textarea.js";

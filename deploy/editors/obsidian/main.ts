@@ -44,11 +44,12 @@ export default class TercetPlugin extends Plugin {
   }
 
   #configure(): void {
-    const { url, secret, isOn, mode, minUsefulness, proseOnly, model } = this.settings;
+    const { url, secret, isOn, mode, minProbability, minUsefulness, proseOnly, model } = this.settings;
     const key = (secret && this.app.secretStorage.getSecret(secret)) || "";
     const extension = tercet({
       client: new Client({ url, key }),
       mode: isOn ? mode : "off",
+      minProbability,
       minUsefulness,
       proseOnly,
       options: () => (model ? { model_size: model } : {}),

@@ -1,6 +1,7 @@
 // The plug-in's settings and their tab.
 
 import { type App, PluginSettingTab, SecretComponent, Setting } from "obsidian";
+import { MIN_PROBABILITIES } from "tercet-client";
 
 import type TercetPlugin from "./main";
 
@@ -10,7 +11,9 @@ export interface Settings {
   secret: string;
   isOn: boolean;
   mode: "live" | "pauses";
-  /** In live mode, suggestions expected to save fewer keys are held back. */
+  /** In live mode, suggestions end where they are less probable. */
+  minProbability: number;
+  /** In live mode, suggestions expected to save fewer keys are not shown. Of earlier versions; not on the tab any more. */
   minUsefulness: number;
   /** Nothing comes unasked in code, front matter and mathematics. */
   proseOnly: boolean;
@@ -19,11 +22,14 @@ export interface Settings {
 }
 
 export const DEFAULT_SETTINGS: Settings = {
-  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", minUsefulness: 0, proseOnly: true, model: "",
+  url: "http://localhost:8000/", secret: "", isOn: true, mode: "live", minProbability: MIN_PROBABILITIES.normal, minUsefulness: 1,
+  proseOnly: true, model: "",
 };
 
 const MODES = { live: "At every key: likely next words", pauses: "At pauses: ideas", off: "On request only" };
-const EAGERNESS = { 0: "Eager: all", 1: "Normal: those that save a key", 2: "Quiet: those that save two" };
+const EAGERNESS = {
+  [MIN_PROBABILITIES.eager]: "Often", [MIN_PROBABILITIES.normal]: "Normal", [MIN_PROBABILITIES.quiet]: "Seldom: those that are almost sure",
+};
 
 export class SettingsTab extends PluginSettingTab {
   #plugin;
@@ -35,7 +41,7 @@ export class SettingsTab extends PluginSettingTab {
 
   override display(): void {
     const plugin = this.#plugin;
-    const { url, secret, isOn, mode, minUsefulness, proseOnly, model } = plugin.settings;
+    const { url, secret, isOn, mode, minProbability, proseOnly, model } = plugin.settings;
     this.containerEl.replaceChildren();
     this.#add("Server", `Its setting TERCET_ORIGINS must list ${location.origin}.`).addText((text) =>
       text.setPlaceholder(DEFAULT_SETTINGS.url).setValue(url)
@@ -46,8 +52,8 @@ export class SettingsTab extends PluginSettingTab {
       dropdown.addOptions(MODES).setValue(isOn ? mode : "off").onChange((value) =>
         plugin.change(value === "live" || value === "pauses" ? { isOn: true, mode: value } : { isOn: false })));
     this.#add("Eagerness", "Which likely next words are shown.").addDropdown((dropdown) =>
-      dropdown.addOptions(EAGERNESS).setValue(String(minUsefulness))
-        .onChange((value) => plugin.change({ minUsefulness: Number(value) })));
+      dropdown.addOptions(EAGERNESS).setValue(String(minProbability))
+        .onChange((value) => plugin.change({ minProbability: Number(value) })));
     this.#add("Only in prose", "Not in code, properties and mathematics, unless you ask.").addToggle((toggle) =>
       toggle.setValue(proseOnly).onChange((value) => plugin.change({ proseOnly: value })));
     this.#add("Model", "Empty: the server's default.").addText((text) =>

@@ -26,7 +26,8 @@ export async function activate({ secrets, subscriptions }: vscode.ExtensionConte
       client: new Client({ url, key }),
       url,
       mode: settings.get<Mode>("mode", "live"),
-      minUsefulness: settings.get("minUsefulness", 0),
+      minProbability: settings.get("minProbability", 0.5),
+      minUsefulness: settings.get("minUsefulness", 1),
       proseOnly: settings.get("proseOnly", true),
       model: settings.get("model", ""),
     });

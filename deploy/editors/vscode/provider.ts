@@ -14,7 +14,9 @@ export interface Settings {
   /** Base URL of the client's server, for messages. */
   url: string;
   mode: Mode;
-  /** Predictions expected to save fewer keys are held back. */
+  /** Predictions end where they are less probable. */
+  minProbability: number;
+  /** Predictions expected to save fewer keys are not shown. */
   minUsefulness: number;
   /** Nothing comes unasked in code, front matter and mathematics of `MARKDOWN`. */
   proseOnly: boolean;
@@ -82,7 +84,8 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const request = {
       context,
       ...(suffix && { suffix }),
-      strategy: isExplicit || settings.mode === "pauses" ? "sample" : "predict",
+      ...(isExplicit || settings.mode === "pauses"
+        ? { strategy: "sample" } : { strategy: "predict", min_probability: settings.minProbability }),
       familiar_only: true,
       single_line: after.trim() !== "",
       ...(settings.model && { model_size: settings.model }),

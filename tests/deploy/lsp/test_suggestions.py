@@ -20,12 +20,13 @@ def test_keys_are_answered_with_words_and_a_wish_with_ideas() -> None:
     suggestions = Suggestions()
     typed = suggestions.request(caret("The se"), Trigger.TYPED, LIVE)
     own = {"context": "The se", "session": suggestions.session, "sequence": 1, "familiar_only": True}
-    assert typed == own | {"strategy": "predict"}
+    assert typed == own | {"strategy": "predict", "min_probability": 0.5}
     asked = suggestions.request(caret("The se"), Trigger.ASKED, LIVE)
-    assert asked == typed | {"strategy": "sample", "sequence": 2}
+    ideas = own | {"strategy": "sample"}
+    assert asked == ideas | {"sequence": 2}
     assert suggestions.request(caret("The se"), Trigger.LISTED, LIVE) == typed | {"sequence": 3}
     pauses = EditorSettings(mode="pauses", model="small")
-    wanted = typed | {"strategy": "sample", "model_size": "small", "sequence": 4}
+    wanted = ideas | {"model_size": "small", "sequence": 4}
     assert suggestions.request(caret("The sea"), Trigger.TYPED, pauses) == wanted | {"context": "The sea"}
 
 
@@ -88,11 +89,11 @@ def test_what_agrees_with_the_typed_text_stays() -> None:
     assert suggestions.offers(caret("The"), 0) == []
 
 
-def test_what_saves_too_few_keys_is_held_back_until_as_many_are_typed() -> None:
+def test_what_saves_too_few_keys_is_not_offered() -> None:
     suggestions = Suggestions()
     suggestions.answered(caret("The"), Answer("a", [Sentence(" sea", 0.5), Sentence(" an idea")]))
     assert [offer.text for offer in suggestions.offers(caret("The"), 1.5)] == [" an idea"]
-    assert [offer.text for offer in suggestions.offers(caret("The "), 1.5)] == ["sea", "an idea"]
+    assert [offer.text for offer in suggestions.offers(caret("The "), 0.5)] == ["sea", "an idea"]
 
 
 def test_a_long_text_is_cut_in_steps() -> None:

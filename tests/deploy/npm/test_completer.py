@@ -93,10 +93,10 @@ print(shown());
     [
         (" sea", 40, "", [" old man was gone,", " sea"]),
         (" sea was", 150, "", [" old man was gone,", " sea was"]),
-        (" sea was calm", 40, "", [" sea was calm"]),
-        (" sea", 700, "latencyMs = 40;", [" sea"]),  # it has stood for 540 ms
+        (" sea was calm", 40, "", [" sea was calm", " old man was gone,"]),
+        (" sea", 700, "latencyMs = 40;", [" sea", " old man was gone,"]),  # it has stood for 540 ms
         (" sea", 40, "completer.choose(1);", [" sea"]),
-        (" sea was", 40, "completer.acceptWord();", ["was"]),
+        (" sea was", 40, "completer.acceptWord();", ["was", " old man was gone,"]),
     ],
 )
 def test_an_idea_replaces_a_fragment_that_was_left_standing(
@@ -125,8 +125,9 @@ print(shown());
         ([[], [(" “The", 9), (" the sea", 9), ("the", 9)]], [], [" “The", "the"]),
         ([[], [(" “file”:", 9), (" file", 9), (" 3.", 9), (" 3", 9)]], [], [" “file”:", " 3."]),
         ([[], [("'s", 9), ("s", 9)]], [], ["'s", "s"]),
-        ([[("b sea", 5)], [(" sea and more", 9)]], [], [" sea"]),  # on show: it stays
-        ([[], [(" White,", 1), (" white", 1), (" Smith", 1)]], [(" White house,", 9)], [" White house,", " Smith"]),
+        ([[("b sea", 5)], [(" seal", 9), (" sea", 9), (" hat", 1)]], [], [" seal"]),  # a longer one; one of too little use
+        ([[("b sea was", 5)], [(" sea", 9)]], [], [" sea was"]),
+        ([[], [(" White", 9)]], [(" White house,", 9), (" Smith", 9), (" white", 9)], [" White house,", " Smith"]),
     ],
 )
 def test_suggestions_begin_with_different_words(
