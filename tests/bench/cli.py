@@ -99,6 +99,9 @@ Fields = Annotated[
     list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Also draw the figures, into this image file.", dir_okay=False)]
+ManyModels = Annotated[str, typer.Option(help="Models under test, as in TERCET_MODELS, one after the other.")]
+MinUsefulness = Annotated[float, typer.Option(min=0, help="Keys that a prediction must save to be shown (rule page).")]
+MinProbability = Annotated[float, typer.Option(min=0, max=1, help="Rule page: often 0.3, normal 0.5, seldom 0.7.")]
 Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
 Checkout = Annotated[
     Path | None,
@@ -262,10 +265,8 @@ def bench_typist(
     writers: Annotated[
         int, typer.Option(min=1, max=MAX_CLIENTS, help="Writers at the same time; latencies are longer with several.")
     ] = 1,
-    min_usefulness: Annotated[
-        float,
-        typer.Option(min=0, help="Rule page: keys that a prediction must save to be shown; the editor's normal: 2."),
-    ] = 0,
+    min_usefulness: MinUsefulness = 1,
+    min_probability: MinProbability = 0.5,
     context_chars: Annotated[
         int | None,
         typer.Option(min=1, help="Characters before the cursor in each request; default: as many as the editor sends."),
@@ -276,9 +277,7 @@ def bench_typist(
         typer.Option("--idea-field", help="Rule page: NAME=VALUE, as --field, of the requests for ideas; repeatable."),
     ] = None,
     quick: Quick = False,
-    models: Annotated[
-        str, typer.Option(help="Models under test, as in TERCET_MODELS, one after the other.")
-    ] = "embedded",
+    models: ManyModels = "embedded",
     device: Device = "auto",
     setting: Setting = None,
     seed: Seed = 0,
@@ -298,6 +297,7 @@ def bench_typist(
         num_samples=samples,
         num_writers=writers,
         min_usefulness=min_usefulness,
+        min_probability=min_probability,
         context_chars=context_chars,
         fields=fields,
         idea_fields=_fields(idea_field),

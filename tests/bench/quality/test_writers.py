@@ -72,16 +72,17 @@ def test_page_takes_only_what_has_been_visible_for_200_ms() -> None:
 
 
 @pytest.mark.usefixtures("regular_rhythm")
-def test_page_holds_back_what_saves_little_until_it_is_typed() -> None:
-    """Usefulness 0.5 and a minimum of 2: shown after two typed characters, taken a key later."""
+def test_page_holds_back_what_saves_little_until_an_estimate_says_more() -> None:
+    """Of "the sea" and a minimum of 1: what is held back at 0 stays so; at 3 another estimate shows it, a key later it
+    is taken. An acceptance changes nothing."""
 
-    def suggest(at: int) -> Answer:
-        return Answer(("the sea",), 12.0, (0.5,)) if at == 0 else Answer((), 12.0)
+    def keys(usefulness: dict[int, float], text: str = "the sea") -> int:
+        def suggest(at: int) -> Answer:
+            return Answer((text[at:],), LATENCY_MS, (usefulness[at],)) if at in usefulness else Answer()
 
-    assert PageWriter(0.5)(passage("the sea"), suggest, 1).num_keys == 2
-    held_back = PageWriter(2)(passage("the sea"), suggest, 1)
-    assert held_back.num_keys == 4
-    assert held_back.num_moments_shown == 2
+        return PageWriter(1)(passage(text), suggest, 1).num_keys
+
+    assert (keys({0: 1.0}), keys({0: 0.5}), keys({0: 0.5, 3: 1.0}), keys({0: 0.5, 3: 0.9})) == (2, 7, 5, 7)
 
 
 @pytest.mark.usefixtures("regular_rhythm")

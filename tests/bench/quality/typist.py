@@ -52,6 +52,7 @@ class TypistOptions:
         num_samples: suggestions of each request, and on show at most.
         num_writers: writers who type at the same time, each another passage.
         min_usefulness: the editor's threshold, by the rule page (`PageWriter`).
+        min_probability: of the requests for predictions, by the rule page; 0 by the others.
         context_chars: characters of each request's context. None for as many as the editor sends.
         fields: fields of each request, as in `POST /autocomplete`.
         idea_fields: fields of the requests for ideas, by the rule page, in place of `IDEA_FIELDS`.
@@ -60,7 +61,8 @@ class TypistOptions:
     rules: Sequence[str] = RULES
     num_samples: int = 3
     num_writers: int = 1
-    min_usefulness: float = 0.0
+    min_usefulness: float = 1.0
+    min_probability: float = 0.5
     context_chars: int | None = None
     fields: Mapping[str, Any]
     idea_fields: Mapping[str, Any] = field(default_factory=dict)
@@ -134,10 +136,11 @@ class TypistBench:
         latencies_ms = []
 
         @cache
-        def suggest(position: int) -> Answer:
+        def suggest(position: int, min_probability: float) -> Answer:
             if is_over.is_set():
                 raise StartError("The run was stopped.")
-            answer = source.suggest(passage.context(position, self._typist.context_chars), seeds[position])
+            context = passage.context(position, self._typist.context_chars)
+            answer = source.suggest(context, seeds[position], min_probability=min_probability)
             latencies_ms.append(answer.latency_ms)
             return answer
 
@@ -147,8 +150,10 @@ class TypistBench:
                 passage.context(position), seeds[position], **{**IDEA_FIELDS, **self._typist.idea_fields}
             )
 
+        is_live = self._typist.fields.get("strategy") == "predict"
+        probabilities = {"page": self._typist.min_probability} if is_live else {}
         found = {
-            (rule, number): write(passage, suggest, number)
+            (rule, number): write(passage, partial(suggest, min_probability=probabilities.get(rule, 0.0)), number)
             for rule, write in self._typist.writers(think).items()
             for number in range(1, self._typist.num_samples + 1)
         }

@@ -39,6 +39,8 @@ MIN_VISIBLE_MS = 200.0
 # editor asks for an idea after IDEA_DELAY_MS (`IDEA_DELAY_MS` in completer.js).
 SENTENCE_PAUSE_MS, CLAUSE_PAUSE_MS = 3000.0, 1800.0
 IDEA_DELAY_MS = 1200.0
+# A fragment of at most two words gives its place to an idea once it was visible for so long (shown_suggestions.js).
+MAX_FRAGMENT_MS = 1000.0
 _SENTENCE_START = re.compile(r"(?:[.!?…][\"'”’)]*\s|\n)$")
 _CLAUSE_START = re.compile(r"[,;:—–][\"'”’)]*\s?$")
 # Keys of the editor: Tab takes the first suggestion; Alt with the arrow right takes a word, after which the arrow alone
@@ -105,8 +107,7 @@ class PageWriter:
     """The page's rule.
 
     Attributes:
-        min_usefulness: the editor's threshold: a prediction is held back until its usefulness, in keys, and the number
-            of its characters that were typed reach this together.
+        min_usefulness: the editor's threshold: predictions with a lower usefulness, in keys, are held back.
         think: ideas at a position, best first, for pauses. None: the writer does not pause.
     """
 
@@ -118,19 +119,19 @@ class PageWriter:
         A key comes after an interval of a human rhythm, whether it types or takes. An answer that comes after the next
         key is dropped, as the editor aborts its request. A taken suggestion brings a space, which punctuation replaces
         at no cost. Taking several words of a suggestion, and deleting what does not fit, are one acceptance, which
-        hides the others; suggestions are requested after it, unless it ended with a deletion, and are not held back.
+        hides the others; suggestions are requested after it, unless it ended with a deletion.
         """
         text, at, now_ms = passage.text, passage.start, 0.0
         usage = Usage(num_characters=passage.end - passage.start)
         intervals_ms, page = key_intervals_ms(passage.start), _Page(self.min_usefulness)
-        is_after_take = is_deletion = False
+        is_deletion = False
         while at < passage.end:
             interval_ms = next(intervals_ms)
             page.show(now_ms)
             if not is_deletion:
                 answer = suggest(at)
                 if answer.latency_ms <= interval_ms:
-                    page.merge(answer, num_suggestions, is_held_back=not is_after_take)
+                    page.merge(answer, num_suggestions)
                     page.show(now_ms + answer.latency_ms)
             pause_ms = pause_before(text, at) if self.think and not is_deletion else 0.0
             if pause_ms and self.think:
@@ -147,7 +148,7 @@ class PageWriter:
                 usage.num_keys += 1
                 page.follow(text[at])
                 at += 1
-                is_after_take = is_deletion = False
+                is_deletion = False
                 continue
             usage += _take(text[at : at + best.num_kept], best.num_deleted)
             usage.num_keys += best.num_keys
@@ -156,7 +157,7 @@ class PageWriter:
             now_ms += sum(islice(intervals_ms, best.num_keys - 1))
             page.clear()
             at += best.num_kept
-            is_after_take, is_deletion = True, best.num_deleted > 0
+            is_deletion = best.num_deleted > 0
         return usage
 
 
@@ -195,8 +196,6 @@ class _OnPage:
 
     rest: str
     usefulness: float
-    num_typed: int = 0
-    is_held_back: bool = True
     visible_since_ms: float | None = None
 
 
@@ -210,45 +209,41 @@ class _Page:
 
     @property
     def visible(self) -> list[_OnPage]:
-        return [each for each in self._all if each.usefulness + each.num_typed >= self._min_usefulness]
+        return [each for each in self._all if each.usefulness >= self._min_usefulness]
 
     def show(self, now_ms: float) -> None:
-        """Show the first that is worth it; what was not held back before comes first."""
+        """Show the first that is worth it."""
         visible = self.visible
-        for each in visible:
-            each.is_held_back = False
-        self._all.sort(key=lambda each: each.is_held_back)
         if visible and visible[0].visible_since_ms is None:
             visible[0].visible_since_ms = now_ms + PAINT_MS
 
-    def merge(self, answer: Answer, num_suggestions: int, *, is_held_back: bool) -> None:
-        """Add what says something else than those that agree; it is held back while it is of little use, or never."""
-        always = (math.inf,) * len(answer.suggestions)
-        usefulness = (answer.usefulness or always) if is_held_back else always
-        for suggestion, keys in list(zip(answer.suggestions, usefulness, strict=True))[:num_suggestions]:
-            if suggestion and not any(_agree(suggestion, each.rest) for each in self._all):
-                self._all.append(_OnPage(suggestion, keys))
-        del self._all[num_suggestions:]
+    def merge(self, answer: Answer, num_suggestions: int) -> None:
+        """Add what says something else than what is visible, in place of what is held back and says the same."""
+        usefulness = answer.usefulness or (math.inf,) * len(answer.suggestions)
+        fresh = [_OnPage(*each) for each in zip(answer.suggestions, usefulness, strict=True)][:num_suggestions]
+        known = _distinct([*self.visible, *fresh, *self._all])
+        self._all = sorted(known, key=lambda each: each.usefulness < self._min_usefulness)[:num_suggestions]
 
     def add_idea(self, answer: Answer, now_ms: float, num_suggestions: int) -> None:
-        """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it.
+        """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it, or it is a
+        fragment that the writer has left standing.
 
         The first words of what was held back follow.
         """
         visible = self.visible
-        chosen = visible[0] if visible else None
-        for suggestion in map(first_clause, answer.suggestions):
-            if suggestion and (chosen is None or suggestion.startswith(chosen.rest)):
-                idea = _OnPage(suggestion, math.inf, is_held_back=False, visible_since_ms=now_ms + PAINT_MS)
-                visible = [idea, *(each for each in visible if each is not chosen)]
-                break
+        start = visible[0].rest if visible else ""
+        ideas = [idea for idea in map(first_clause, answer.suggestions) if idea]
+        chosen = [idea for idea in ideas if idea.startswith(start)]
+        if visible and _is_fragment(start) and now_ms - (visible[0].visible_since_ms or now_ms) >= MAX_FRAGMENT_MS:
+            chosen += [idea for idea in ideas if not _is_fragment(idea)]
+        for idea in chosen[:1]:
+            visible = _distinct([_OnPage(idea, math.inf, visible_since_ms=now_ms + PAINT_MS), *visible])
         words = {_first_word(each.rest).strip() for each in visible}
-        held_back = [each for each in self._all if each.usefulness + each.num_typed < self._min_usefulness]
-        for each in held_back:
+        for each in self._all:
             word = _first_word(each.rest)
             if word.strip() not in words:
                 words.add(word.strip())
-                visible.append(_OnPage(word, math.inf, is_held_back=False))
+                visible.append(_OnPage(word, math.inf))
         self._all = visible[:num_suggestions]
 
     def follow(self, typed: str) -> None:
@@ -256,7 +251,6 @@ class _Page:
         self._all = [each for each in self._all if each.rest.startswith(typed) and each.rest != typed]
         for each in self._all:
             each.rest = each.rest.removeprefix(typed)
-            each.num_typed += len(typed)
 
     def clear(self) -> None:
         self._all = []
@@ -320,14 +314,14 @@ class _Take:
 
 def comes_next(suggestion: str, text: str, at: int) -> bool:
     """Whether the text goes on with a suggestion, and a word ends there."""
-    return text.startswith(suggestion, at) and not _is_inside_word(text, at + len(suggestion))
+    return text.startswith(suggestion, at) and not is_inside_word(text, at + len(suggestion))
 
 
 def matching_length(suggestion: str, text: str) -> int:
     """The length of the longest common prefix that ends inside a word of neither."""
     num_equal = common_length(suggestion, text)
     return max(
-        (at for at in range(num_equal + 1) if not _is_inside_word(suggestion, at) and not _is_inside_word(text, at)),
+        (at for at in range(num_equal + 1) if not is_inside_word(suggestion, at) and not is_inside_word(text, at)),
         default=0,
     )
 
@@ -358,10 +352,25 @@ def _take(kept: str, num_deleted: int = 0) -> Usage:
     )
 
 
+def _distinct(all_on_page: Sequence[_OnPage]) -> list[_OnPage]:
+    """Those without the ones that only begin or continue one before them."""
+    distinct: list[_OnPage] = []
+    for each in all_on_page:
+        if each.rest and not any(_agree(each.rest, other.rest) for other in distinct):
+            distinct.append(each)
+    return distinct
+
+
+def _is_fragment(suggestion: str) -> bool:
+    """Whether it is at most two words."""
+    return sum(bool(word) for word in _NEXT_WORD.findall(suggestion.rstrip())) <= 2
+
+
 def _agree(one: str, other: str) -> bool:
     """Whether one of two suggestions begins with the other, which is not empty."""
     return bool(one and other) and (one.startswith(other) or other.startswith(one))
 
 
-def _is_inside_word(text: str, at: int) -> bool:
+def is_inside_word(text: str, at: int) -> bool:
+    """Whether a word goes on at `at`."""
     return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
