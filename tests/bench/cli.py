@@ -26,6 +26,7 @@ from rich.table import Table
 from deploy.gpus import list_gpus
 from deploy.load.run import measured_run
 from deploy.load.server import ROOT
+from deploy.lsp.text import trim_suffix
 from deploy.tune.command import MAX_CLIENTS, parse_clients
 from shared.errors import StartError
 from tests.bench.gpu.cli import bench_gpu, choose
@@ -33,7 +34,8 @@ from tests.bench.quality import replay
 from tests.bench.quality.familiarity import familiarity_table, run_familiarity
 from tests.bench.quality.gap import gap_table, run_gaps
 from tests.bench.quality.passages import choose_passages
-from tests.bench.quality.suggestions import sample_openings, samples_table
+from tests.bench.quality.predictions import SUITES, choose_places, keytype_rows, predictions_table, stated_rows
+from tests.bench.quality.suggestions import PREDICTIONS, ask, sample_openings, samples_table
 from tests.bench.quality.typist import (
     KINDS,
     PUBLISHED,
@@ -343,6 +345,50 @@ def bench_gap(
     with _run("gap", options) as result:
         run_gaps(options, texts, QUICK_SENTENCES if quick else sentences, _fields(field), result, err)
     _report(result, [gap_table(result.rows)])
+
+
+@bench.command("stated")
+def bench_stated(
+    files: Files = None,
+    corpus: Corpus = None,
+    places: Annotated[int, typer.Option(min=2, help="Places of each kind.")] = 600,
+    models: ManyModels = "embedded",
+    setting: Setting = None,
+    seed: Seed = 0,
+) -> None:
+    """What predictions state, in probabilities and keys, against what comes next, in FILES or books and in letters."""
+    rng = random.Random(seed)
+    letters = [passage.text for passage in read_kind("letters", None, None, rng)]
+    chosen = choose_places([[*_read_prose(files, corpus).values()], letters], places, rng)
+    cursors = [(place.text[: place.at], place.after, 0) for place in chosen]
+    all_options = [_options(model, "auto", 1, False, setting, seed) for model in models.split(",")]
+    with _run("stated", replace(all_options[0], models=models)) as result:
+        for options in all_options:
+            result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result, err))
+    _report(result, [predictions_table("What predictions state, and what comes true", result.rows)])
+
+
+@bench.command("keytype")
+def bench_keytype(
+    folder: Annotated[Path, typer.Argument(help="Folder with core.jsonl and edge.jsonl of KeyTypeBench.")],
+    min_usefulness: MinUsefulness = 1,
+    min_probability: MinProbability = 0.5,
+    models: ManyModels = "embedded",
+    setting: Setting = None,
+) -> None:
+    """Cases of KeyTypeBench: how much of what is shown is right, and where nothing is shown."""
+    files = [folder / f"{suite}.jsonl" for suite in SUITES]
+    if not all(map(Path.exists, files)):
+        raise typer.BadParameter("pass a folder with core.jsonl and edge.jsonl of KeyTypeBench", param_hint="FOLDER")
+    cases = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+    contexts = [case["context"] for case in cases]
+    cursors = [(context["beforeCursor"], trim_suffix(context["afterCursor"]), 0) for context in contexts]
+    all_options = [_options(model, "auto", 1, False, setting, 0) for model in models.split(",")]
+    with _run("keytype", replace(all_options[0], models=models)) as result:
+        for options in all_options:
+            answers = ask(options, cursors, {**PREDICTIONS, "min_probability": min_probability}, result, err)
+            result.rows += keytype_rows(options.models, cases, answers, min_usefulness)
+    _report(result, [predictions_table("Cases of KeyTypeBench", result.rows)])
 
 
 @bench.command("familiarity")

@@ -146,6 +146,20 @@ def test_gap() -> None:
     assert "first word, with suffix" in shown
 
 
+def test_stated() -> None:
+    document, shown = run("stated", "--places", "6")
+    assert {row["place"] for row in document["rows"]} == {"append", "inside a word", "gap"}
+    assert "comes true" in shown
+
+
+def test_keytype(tmp_path: Path) -> None:
+    assert "core.jsonl and edge.jsonl" in run("keytype", str(tmp_path), code=2)[1]
+    case = {"context": {"beforeCursor": "At the ", "afterCursor": ""}, "expected": {"kind": "suppress"}}
+    for suite in ("core", "edge"):
+        (tmp_path / f"{suite}.jsonl").write_text(json.dumps({**case, "suites": [suite]}), encoding="utf-8")
+    assert [row["cases"] for row in run("keytype", str(tmp_path))[0]["rows"]] == [1, 1, 2]
+
+
 def test_page() -> None:
     document, shown = run("page", "--quick")
     rows = {row.get("eagerness") or row["editor"]: row for row in document["rows"]}

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from deploy.load.run import progress
 from tests.bench.quality.keystrokes import Answer
-from tests.bench.quality.passages import trim_context
-from tests.bench.quality.suggestions import SEEDS_APART, gateway_source
+from tests.bench.quality.suggestions import SEEDS_APART, ask
 from tests.bench.quality.typist import describe_latencies
 from tests.bench.run import BenchDocument, Options
 
@@ -33,12 +30,11 @@ _SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z](?:[^.!?\n]|\n(?!\n))+[.!?]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 
-class GapRow(msgspec.Struct, kw_only=True, frozen=True):
+class GapRow(msgspec.Struct, frozen=True):
     """Gaps of one length: shares with the missing words, and with the first of them, among three suggestions.
 
     A suggestion that only begins with the missing words is no exact match; without the text after the gap it is counted
-    as one: the writer would delete the rest of it. `stated_keys` is the mean usefulness of the first suggestions,
-    `saved_keys` what they save: the characters of their words up to the first wrong one, but one for taking them.
+    as one: the writer would delete the rest of it.
     """
 
     num_words: int  # 0: gaps of all lengths
@@ -46,8 +42,6 @@ class GapRow(msgspec.Struct, kw_only=True, frozen=True):
     num_gaps: int
     exact: float
     first_word: float
-    stated_keys: float = 0.0
-    saved_keys: float = 0.0
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -58,11 +52,16 @@ class Gap(msgspec.Struct, frozen=True):
     end: int
     num_words: int
 
+    @property
+    def after(self) -> str:
+        """The text after the gap that is sent."""
+        return self.text[self.end :].split("\n\n", 1)[0][:NUM_AFTER_CHARS]
 
-def choose_gaps(texts: Mapping[str, str], num_sentences: int, rng: random.Random) -> list[Gap]:
+
+def choose_gaps(texts: Iterable[str], num_sentences: int, rng: random.Random) -> list[Gap]:
     """A gap of each length in each of `num_sentences` random sentences of each text; fewer if the text has fewer."""
     gaps = []
-    for text in texts.values():
+    for text in texts:
         sentences = [_word_spans(found) for found in _SENTENCE.finditer(text)]
         long = [words for words in sentences if len(words) >= MAX_GAP_WORDS + 2 * MIN_WORDS_AROUND]
         for words in rng.sample(long, min(num_sentences, len(long))):
@@ -88,71 +87,50 @@ def run_gaps(
     Raises:
         StartError: a request failed.
     """
-    gaps = choose_gaps(texts, num_sentences, random.Random(options.seed))
-    document.workload = {"num_sentences": num_sentences, "fields": {"n_samples": NUM_SUGGESTIONS, **fields}}
-    matches: dict[tuple[bool, int], list[_Match]] = {}
-    num_silent = 0
-    latencies_ms: dict[bool, list[float]] = {False: [], True: []}
-    with (
-        gateway_source(options, document.workload["fields"], console) as source,
-        progress(console, "Gaps", len(gaps)) as turn,
-    ):
-        for number, gap in enumerate(gaps):
-            turn(f"{gap.num_words} words")
-            context, wanted = trim_context(gap.text[: gap.start]), gap.text[gap.start : gap.end].split()
-            after = gap.text[gap.end :].split("\n\n", 1)[0][:NUM_AFTER_CHARS]
-            for has_suffix in (False, True):
-                suffix = {"suffix": after} if has_suffix else {}
-                answer = source.suggest(context, options.seed + SEEDS_APART * number, **suffix)
-                found = _match(answer, wanted, is_whole=has_suffix)
-                matches.setdefault((has_suffix, gap.num_words), []).append(found)
-                latencies_ms[has_suffix].append(answer.latency_ms)
-            whole = source.suggest(trim_context(gap.text[: gap.end]), options.seed + SEEDS_APART * number, suffix=after)
-            num_silent += not whole.suggestions
-    document.rows = list(_rows(matches))
+    gaps = choose_gaps(texts.values(), num_sentences, random.Random(options.seed))
+    # Without the text after the gap, with it, and where nothing is missing.
+    cursors = [
+        (gap.text[:end], after, SEEDS_APART * number)
+        for number, gap in enumerate(gaps)
+        for end, after in ((gap.start, ""), (gap.start, gap.after), (gap.end, gap.after))
+    ]
+    answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document, console)
+    document.workload["num_sentences"] = num_sentences
+    by_suffix = {False: answers[::3], True: answers[1::3]}
+    document.rows = list(_rows(gaps, by_suffix))
+    num_silent = sum(not answer.suggestions for answer in answers[2::3])
     document.notes.append(f"Where nothing is missing, nothing is suggested in {num_silent} of {len(gaps)} places.")
-    for has_suffix, name in ((False, "Without"), (True, "With")):
-        document.notes.append(f"{name} the text after the gap: {describe_latencies(latencies_ms[has_suffix])}")
+    for has_suffix, own in by_suffix.items():
+        latencies = describe_latencies([answer.latency_ms for answer in own])
+        document.notes.append(f"{'With' if has_suffix else 'Without'} the text after the gap: {latencies}")
 
 
 def gap_table(rows: Sequence[GapRow]) -> Table:
     table = Table("words", "gaps", title="Gaps that one of three suggestions fills")
-    for heading in ("exact", "exact, with suffix", "first word", "first word, with suffix", "stated keys", "saved"):
+    for heading in ("exact", "exact, with suffix", "first word", "first word, with suffix"):
         table.add_column(heading, justify="right")
     for without, with_suffix in zip(rows[::2], rows[1::2], strict=True):
         shares = (without.exact, with_suffix.exact, without.first_word, with_suffix.first_word)
-        keys = with_suffix.stated_keys, with_suffix.saved_keys
-        cells = (*(f"{share:.1%}" for share in shares), *(f"{each:.2f}" for each in keys))
-        table.add_row(str(without.num_words or "all"), str(without.num_gaps), *cells)
+        table.add_row(str(without.num_words or "all"), str(without.num_gaps), *(f"{share:.1%}" for share in shares))
     return table
 
 
-class _Match(NamedTuple):
-    exact: bool
-    first_word: bool
-    stated_keys: float
-    saved_keys: float
-
-
-def _rows(matches: Mapping[tuple[bool, int], Sequence[_Match]]) -> Iterator[GapRow]:
+def _rows(gaps: Sequence[Gap], answers: Mapping[bool, Sequence[Answer]]) -> Iterator[GapRow]:
     for num_words in (*range(1, MAX_GAP_WORDS + 1), 0):
-        for has_suffix in (False, True):
-            lengths = [num_words] if num_words else range(1, MAX_GAP_WORDS + 1)
-            own = [found for length in lengths for found in matches.get((has_suffix, length), ())]
-            means = [round(sum(column) / max(1, len(own)), 4) for column in zip(*own, strict=True)] or [0.0] * 4
-            columns = dict(zip(_Match._fields, means, strict=True))
-            yield GapRow(num_words=num_words, has_suffix=has_suffix, num_gaps=len(own), **columns)
+        for has_suffix, own in answers.items():
+            pairs = zip(gaps, own, strict=True)
+            found = [
+                _match(answer, gap, is_whole=has_suffix) for gap, answer in pairs if num_words in (0, gap.num_words)
+            ]
+            shares = [round(sum(column) / len(found), 4) for column in zip(*found, strict=True)] or [0.0, 0.0]
+            yield GapRow(num_words, has_suffix, len(found), *shares)
 
 
-def _match(answer: Answer, wanted: Sequence[str], *, is_whole: bool) -> _Match:
+def _match(answer: Answer, gap: Gap, *, is_whole: bool) -> tuple[bool, bool]:
     """Whether a suggestion has the missing words, and whether one has the first of them, without its punctuation."""
-    suggestions = [text.split() for text in answer.suggestions]
-    first = suggestions[0] if suggestions else []
-    right = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, wanted, strict=False)))
-    saved_keys = max(0, len(" ".join(word for word, _ in right)) - 1)
-    exact = any(words[: None if is_whole else len(wanted)] == wanted for words in suggestions)
-    has_first_word = _first_word(wanted) in map(_first_word, suggestions)
-    return _Match(exact, has_first_word, next(iter(answer.usefulness), 0.0), saved_keys)
+    suggestions, wanted = [text.split() for text in answer.suggestions], gap.text[gap.start : gap.end].split()
+    is_exact = any(words[: None if is_whole else len(wanted)] == wanted for words in suggestions)
+    return is_exact, _first_word(wanted) in map(_first_word, suggestions)
 
 
 def _first_word(words: Sequence[str]) -> str:

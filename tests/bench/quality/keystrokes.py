@@ -23,11 +23,13 @@ class Answer:
 
     Attributes:
         usefulness: keys that each suggestion is expected to save; empty if they are not predictions.
+        words: of each suggestion, with the probability that all up to it come next; none if they are not predictions.
     """
 
     suggestions: tuple[str, ...] = ()
     latency_ms: float = 0.0
     usefulness: tuple[float, ...] = ()
+    words: tuple[tuple[tuple[str, float], ...], ...] = ()
 
 
 # The answer at a position of the text; the same for the same position.

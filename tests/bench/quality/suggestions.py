@@ -22,12 +22,14 @@ from deploy.load.run import progress
 from deploy.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer
+from tests.bench.quality.passages import trim_context
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer, ThreadConnections, start_server
 
 OPENINGS = ROOT / "workers" / "training" / "openings.txt"
 NUM_SUGGESTIONS = 5
 NUM_WARM_UPS = 10
+PREDICTIONS = {"n_samples": 3, "strategy": "predict"}  # what an editor requests at each key
 SEEDS_APART = 1000  # further than a request's branches and those that replace them
 # A connection that was idle, or a machine with other load. The latency is that of the last attempt.
 RETRIED = {0, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
@@ -65,7 +67,10 @@ class GatewaySource:
             raise StartError(f"The server under test answered with status {done.status} (0: connection lost).")
         sentences = json.loads(done.answer)["sentences"]
         usefulness = tuple(sentence["usefulness"] for sentence in sentences if "usefulness" in sentence)
-        return Answer(tuple(sentence["value"] for sentence in sentences), done.ms, usefulness)
+        words = tuple(
+            tuple((word["text"], word["probability"]) for word in each.get("words", ())) for each in sentences
+        )
+        return Answer(tuple(sentence["value"] for sentence in sentences), done.ms, usefulness, words)
 
 
 @contextmanager
@@ -76,6 +81,34 @@ def gateway_source(options: Options, fields: Mapping[str, Any], console: Console
         for seed in range(NUM_WARM_UPS):
             source.suggest("Once upon a time there was", seed)
         yield source
+
+
+def ask(
+    options: Options,
+    cursors: Sequence[tuple[str, str, int]],
+    fields: Mapping[str, Any],
+    document: BenchDocument,
+    console: Console,
+) -> list[Answer]:
+    """The answers at cursors, one after the other, from a server of its own.
+
+    Args:
+        cursors: of each the text before it, the text after it, which is not read if it is blank, and a seed.
+        fields: fields of each request, as in `POST /autocomplete`.
+
+    Raises:
+        StartError: a request failed.
+    """
+    document.workload = {"fields": fields}
+    with (
+        gateway_source(options, fields, console) as source,
+        progress(console, f"Requests, {options.models}", len(cursors)) as turn,
+    ):
+        answers = []
+        for before, after, seed in cursors:
+            turn("")
+            answers.append(source.suggest(trim_context(before), options.seed + seed, suffix=after))
+    return answers
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -95,15 +128,9 @@ def sample_openings(options: Options, fields: Mapping[str, Any], document: Bench
         StartError: the server returned no suggestions for an opening.
     """
     openings = OPENINGS.read_text(encoding="utf-8").splitlines()
-    document.workload = {"fields": {"n_samples": NUM_SUGGESTIONS, **fields}}
-    with (
-        gateway_source(options, document.workload["fields"], console) as source,
-        progress(console, "Openings", len(openings)) as turn,
-    ):
-        for number, opening in enumerate(openings):
-            turn(opening)
-            found = source.suggest(opening, options.seed + SEEDS_APART * number)
-            document.rows.append(Sample(opening, found.suggestions))
+    cursors = [(opening, "", SEEDS_APART * number) for number, opening in enumerate(openings)]
+    answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document, console)
+    document.rows = [Sample(*each) for each in zip(openings, (answer.suggestions for answer in answers), strict=True)]
 
 
 def samples_table(rows: Sequence[Sample]) -> Table:

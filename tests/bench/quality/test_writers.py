@@ -1,4 +1,4 @@
-"""The simulated writers, on texts short enough to count their keys."""
+"""The simulated writers, on texts short enough to count their keys; and what predictions are compared with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from tests.bench.quality import writers
 from tests.bench.quality.keystrokes import Answer, Suggest
 from tests.bench.quality.passages import Passage
+from tests.bench.quality.predictions import Place, is_acceptable, stated_rows
 from tests.bench.quality.writers import (
     PageWriter,
     comes_next,
@@ -188,3 +189,19 @@ def test_right_when_shown_counts_moments_at_which_all_of_the_first_suggestion_co
     usage = PageWriter()(passage("the sea is"), answers({0: ["the sea"], 8: ["isle"]}), 1)
     assert (usage.num_moments_shown, usage.num_moments_right) == (4, 2)
     assert (comes_next("the se", "the sea", 0), comes_next("the sea", "the sea", 0)) == (False, True)
+
+
+def test_words_and_keys_are_right_up_to_the_first_word_that_does_not_come_next() -> None:
+    answer = Answer(("sea at the",), usefulness=(4.0,), words=((("sea", 0.9), (" at", 0.82), (" the", 0.3)),))
+    rows = stated_rows("m", [Place("append", "the sea at noon", 4)], [answer])
+    assert [(row["of"], row["cases"], row["true"]) for row in rows] == [
+        ("0.3", 1, 0),
+        ("0.8", 1, 1),
+        ("0.9", 1, 1),
+        ("keys", 1, 5),
+    ]
+
+
+def test_what_is_shown_begins_with_an_acceptable_text_or_is_its_beginning() -> None:
+    shown = ("", "the  sea ", "the sea is", "the", "th", "a")
+    assert [is_acceptable(text, ["the sea"]) for text in shown] == [False, True, True, True, False, False]
