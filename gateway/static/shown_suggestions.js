@@ -82,18 +82,12 @@ export class ShownSuggestions {
   }
 
   /**
-   * Fill the free places at the end. A candidate that begins with the same word as an earlier one is left out; one that
-   * continues an earlier one takes its place.
+   * Fill the free places at the end. A candidate that begins with the same word as an earlier one is left out.
    * @param {Candidate[]} candidates  Best first.
    * @param {number} maxSuggestions
    */
   merge(candidates, maxSuggestions) {
-    const longer = this.#candidates.map((shown) => {
-      const start = this.rest(shown);
-      const isContinued = (/** @type {Candidate} */ each) => this.rest(each).startsWith(start) && this.rest(each) !== start;
-      return (shown !== this.#choice && candidates.find(isContinued)) || shown;
-    });
-    this.#candidates = this.#distinct([...longer, ...candidates]).slice(0, maxSuggestions);
+    this.#candidates = this.#distinct([...this.#candidates, ...candidates]).slice(0, maxSuggestions);
   }
 
   /**

@@ -131,15 +131,14 @@ def test_page_keeps_what_is_on_show_unless_an_idea_continues_it() -> None:
 
 
 @pytest.mark.usefixtures("regular_rhythm")
-def test_page_lists_the_words_that_it_held_back_where_the_writer_thinks() -> None:
-    """Three predictions are held back; of the second, only "They" is listed after the idea. It is taken with its space
-    by two keys, whereas "They were" would have to be deleted."""
+def test_page_lists_the_other_ideas_where_the_writer_thinks() -> None:
+    """Three predictions save too little to be shown. The second idea that begins otherwise is taken by two keys."""
     text = "So. They left."
 
     def suggest(at: int) -> Answer:
         return Answer(("We had", "They were", "It"), LATENCY_MS, (0.5, 0.4, 0.3)) if at == 4 else Answer((), LATENCY_MS)
 
-    usage = PageWriter(2, answers({4: ["We had gone."]}))(passage(text), suggest, 3)
+    usage = PageWriter(2, answers({4: ["We had gone.", "We", "They"]}))(passage(text), suggest, 3)
     assert usage.num_keys == 4 + 2 + 5
     assert (usage.num_pauses_shown, usage.num_pauses_taken) == (1, 1)
 

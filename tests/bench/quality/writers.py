@@ -9,7 +9,7 @@ take what saves the most keys at the moment, although another choice might save 
 - page: the editor (gateway/static/completer.js) as it is: suggestions at every key that is not a deletion; a writer who
   types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. This writer stops to
   think before each sentence, and for a shorter time after a comma: there the editor shows an idea, and the list of the
-  others, with the first words of those that it held back.
+  others.
 - pause: suggestions at the start of each word, for a writer who pauses there; the first costs one key, another two; the
   space after it is typed.
 """
@@ -195,7 +195,6 @@ class _OnPage:
     """A suggestion that agrees with the text: what is left of it, and since when it has been visible."""
 
     rest: str
-    usefulness: float
     visible_since_ms: float | None = None
 
 
@@ -204,61 +203,46 @@ class _Page:
 
     def __init__(self, min_usefulness: float) -> None:
         self._min_usefulness = min_usefulness
-        self._all: list[_OnPage] = []
+        self.visible: list[_OnPage] = []
         self._counted: list[_OnPage] = []  # visible at the last count
 
-    @property
-    def visible(self) -> list[_OnPage]:
-        return [each for each in self._all if each.usefulness >= self._min_usefulness]
-
     def show(self, now_ms: float) -> None:
-        """Show the first that is worth it."""
-        visible = self.visible
-        if visible and visible[0].visible_since_ms is None:
-            visible[0].visible_since_ms = now_ms + PAINT_MS
+        """Show the first."""
+        if self.visible and self.visible[0].visible_since_ms is None:
+            self.visible[0].visible_since_ms = now_ms + PAINT_MS
 
     def merge(self, answer: Answer, num_suggestions: int) -> None:
-        """Add what says something else than what is visible, in place of what is held back and says the same."""
+        """Add what is useful enough and says something else."""
         usefulness = answer.usefulness or (math.inf,) * len(answer.suggestions)
-        fresh = [_OnPage(*each) for each in zip(answer.suggestions, usefulness, strict=True)][:num_suggestions]
-        known = _distinct([*self.visible, *fresh, *self._all])
-        self._all = sorted(known, key=lambda each: each.usefulness < self._min_usefulness)[:num_suggestions]
+        found = list(zip(answer.suggestions, usefulness, strict=True))[:num_suggestions]
+        fresh = [_OnPage(rest) for rest, keys in found if keys >= self._min_usefulness]
+        self.visible = _distinct([*self.visible, *fresh])[:num_suggestions]
 
     def add_idea(self, answer: Answer, now_ms: float, num_suggestions: int) -> None:
         """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it, or it is a
-        fragment that the writer has left standing.
-
-        The first words of what was held back follow.
+        fragment that the writer has left standing. The other ideas follow.
         """
-        visible = self.visible
-        start = visible[0].rest if visible else ""
-        ideas = [idea for idea in map(first_clause, answer.suggestions) if idea]
-        chosen = [idea for idea in ideas if idea.startswith(start)]
-        if visible and _is_fragment(start) and now_ms - (visible[0].visible_since_ms or now_ms) >= MAX_FRAGMENT_MS:
-            chosen += [idea for idea in ideas if not _is_fragment(idea)]
-        for idea in chosen[:1]:
-            visible = _distinct([_OnPage(idea, math.inf, visible_since_ms=now_ms + PAINT_MS), *visible])
-        words = {_first_word(each.rest).strip() for each in visible}
-        for each in self._all:
-            word = _first_word(each.rest)
-            if word.strip() not in words:
-                words.add(word.strip())
-                visible.append(_OnPage(word, math.inf))
-        self._all = visible[:num_suggestions]
+        ideas = [_OnPage(first_clause(idea)) for idea in answer.suggestions]
+        first = self.visible[0] if self.visible else _OnPage("", now_ms)
+        chosen = [idea for idea in ideas if idea.rest and idea.rest.startswith(first.rest)]
+        if _is_fragment(first.rest) and now_ms - (first.visible_since_ms or now_ms) >= MAX_FRAGMENT_MS:
+            chosen += [idea for idea in ideas if not _is_fragment(idea.rest)]
+        self.visible = _distinct([*chosen[:1], *self.visible, *ideas])[:num_suggestions]
+        self.show(now_ms)
 
     def follow(self, typed: str) -> None:
         """A character was typed: what does not agree with it leaves."""
-        self._all = [each for each in self._all if each.rest.startswith(typed) and each.rest != typed]
-        for each in self._all:
+        self.visible = [each for each in self.visible if each.rest.startswith(typed) and each.rest != typed]
+        for each in self.visible:
             each.rest = each.rest.removeprefix(typed)
 
     def clear(self) -> None:
-        self._all = []
+        self.visible = []
 
     def count(self) -> Usage:
         """The counts of one moment: of what was visible and still agrees, what is not visible or first any more."""
         visible, before = self.visible, self._counted
-        holding = [each for each in before if any(each is other for other in self._all)]
+        holding = [each for each in before if any(each is other for other in self.visible)]
         num_replaced = sum(not any(each is other for other in visible) for each in holding)
         if before and visible and holding[:1] == before[:1] and before[0] is not visible[0]:
             num_replaced += 1
@@ -353,10 +337,13 @@ def _take(kept: str, num_deleted: int = 0) -> Usage:
 
 
 def _distinct(all_on_page: Sequence[_OnPage]) -> list[_OnPage]:
-    """Those without the ones that only begin or continue one before them."""
+    """Those without the ones that only begin or continue one before them, or begin with the same word."""
     distinct: list[_OnPage] = []
     for each in all_on_page:
-        if each.rest and not any(_agree(each.rest, other.rest) for other in distinct):
+        word = _first_word(each.rest).strip()
+        if each.rest and not any(
+            _agree(each.rest, other.rest) or word == _first_word(other.rest).strip() for other in distinct
+        ):
             distinct.append(each)
     return distinct
 
