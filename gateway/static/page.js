@@ -10,6 +10,7 @@ import { DocumentsPopover, numWords } from "./documents_popover.js";
 import { createElement, setText } from "./dom.js";
 import { KeyField } from "./key_field.js";
 import { KeyTable } from "./key_table.js";
+import { labelOf, resolveKeys } from "./keys.js";
 import { Notice } from "./notice.js";
 import { OpenDocument } from "./open_document.js";
 import { SavedKeystrokes } from "./saved_keystrokes.js";
@@ -166,6 +167,7 @@ function showTabHint(chosen) {
   clearTimeout(hintTimer);
   const isShown = Boolean(chosen) && numTabHints < NUM_TAB_HINTS && !touch.matches;
   container.classList.toggle("has-tab-hint", isShown);
+  container.style.setProperty("--accept-key", JSON.stringify(acceptKey()));
   if (isShown) hintTimer = setTimeout(() => save("tabHints", numTabHints += 1), SEEN_MS);
 }
 
@@ -400,11 +402,17 @@ function showServer({ isReachable, numWarm, numSlots, version, models }) {
   if (isReachable) setText(hint, describePage(models));
 }
 
+/** The key that takes a suggestion, or a word of it. */
+function acceptKey() {
+  const { accept, acceptWord } = resolveKeys(keyTable.own, settings.tabTakes);
+  return labelOf(accept[0] ?? acceptWord[0]);
+}
+
 /** What a writer reads first. The page's policy allows requests to its server only. @param {Models} models */
 function describePage(models) {
   const isHere = IS_LOCAL && !models.some(({ source }) => source === "remote");
   const place = isHere ? "Nothing leaves this computer." : `Your text is sent to ${location.host} and to no other site.`;
-  return `${HINT} ${touch.matches ? "A tap" : "Tab"} takes them. ${place}`;
+  return `${HINT} ${touch.matches ? "A tap" : acceptKey()} takes them. ${place}`;
 }
 
 /**

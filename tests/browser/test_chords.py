@@ -82,6 +82,7 @@ def test_keys_can_be_chosen_and_stay_in_the_browser(open_page: Callable[..., Edi
     editor.reload()
     for key, expected in (("Tab", ""), ("Control+Alt+j", " to "), ("Alt+ArrowRight", f"{SUGGESTION} ")):
         editor.press("Control+a", "Delete")
+        expect(page.locator(".cm-placeholder")).to_contain_text("Alt → takes them.")
         type_until_shown(editor, "I wrote")
         editor.press(key)
         assert editor.value == f"I wrote{expected}"

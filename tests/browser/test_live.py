@@ -132,7 +132,7 @@ LINES = "one\ntwo\nIt was imposs"  # "ible to" follows, but for what is sampled
 # How a word is taken: what the writer presses, or clicks, before and to do so.
 WAYS = {
     "unasked": ["Alt+ArrowRight"],
-    "button": ["next word"],
+    "asked, button": ["Alt+Enter", "next word"],
     "chosen": ["Alt+ArrowDown", "Alt+ArrowRight"],
     "chosen, typed": ["Alt+ArrowDown", "Alt+ArrowUp", "type", "Alt+ArrowRight"],
     "asked, plain arrow": ["Alt+Enter", "ArrowRight"],
