@@ -75,11 +75,13 @@ class Prediction(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """The branch answers the continuation with the `rank`-th likeliest next word, and ignores how tokens are drawn.
 
     `temperature` calibrates the probabilities of words; with `is_verbatim` the continuation is not cut after the words
-    that are worth reading."""
+    that are worth reading. With `corrects`, the first branch of a prompt that ends in a misspelled word may answer its
+    correction."""
 
     rank: Annotated[int, Meta(ge=0, le=7)] = 0
     temperature: Annotated[float, Meta(gt=0)] = 1.0
     is_verbatim: bool = False
+    corrects: bool = False
 
 
 class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, omit_defaults=True):
@@ -182,6 +184,9 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     `usefulness` of a prediction: keys that showing it should save. Its `text` is empty if there is no such word.
     `words` are those of its text, also of a fill of a gap; null if it has no text or is not cut after its words.
 
+    A text with `replaces` is the correction of a misspelled word: it takes the place of this number of characters at
+    the end of the prompt.
+
     `fit` of a text before a `suffix`: the higher, the better it stands between both; comparable among the branches of a
     request. Null if the branch ended before it was known, or if no beginning of the text fits, and `text` is empty.
 
@@ -198,6 +203,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     num_typed_tokens: Count = 0
     usefulness: Finite | None = None
     words: list[PredictedWord] | None = None
+    replaces: Count = 0
     fit: Finite | None = None
     prompt_score: Finite | None = None
     finish_reason: str

@@ -108,26 +108,40 @@ class GapFiller:
         return cut, fills, scores
 
     def _score(self, fills: Iterable[str]) -> dict[str, _Score] | Failed:
-        """Scores of the fills, without those that were not scored in time.
+        """As `score`, of the fills."""
+        typed, head = self._engine_request.forced_prefix.decode(), self._suffix_head()
+        texts = {typed + fill + head: fill for fill in fills}
+        found = self.score(texts)
+        if isinstance(found, Failed):
+            return found
+        scores = {}
+        for text, tokens in found.items():
+            stem = typed + texts[text].rstrip()
+            length, logprobs = sum(begin < len(stem) for begin, _ in tokens), [logprob for _, logprob in tokens]
+            scores[texts[text]] = _Score(sum(logprobs[:length]), sum(logprobs[length:]))
+        return scores
+
+    def score(self, texts: Iterable[str]) -> dict[str, list[tuple[int, float]]] | Failed:
+        """Where each token of a text begins, in characters, and its log-probability after the prompt.
+
+        Args:
+            texts: with what is typed. Those that were not scored in time are not in the result.
 
         Raises:
             EngineNotReady: the engine drains.
         """
-        engine_request, typed = self._engine_request, self._engine_request.forced_prefix.decode()
+        engine_request = self._engine_request
         prompt = engine_request.prompt_ids or (self._engine.start_id,)
-        head = self._suffix_head()
-        texts, requests, lengths = [], [], []
-        for fill in fills:
-            stem = typed + fill.rstrip()
-            tokens = self._tokenize(typed + fill + head)
+        scored, requests = [], []
+        for text in texts:
+            tokens = self._tokenize(text)
             if self._codec.lacks(tokens.ids):
                 continue
             # One token more is generated. A prompt that fills the context loses its beginning.
             own_prompt = prompt[max(0, len(prompt) + len(tokens.ids) + 1 - tokens.n_ctx) :]
             if not own_prompt:
                 continue
-            texts.append(fill)
-            lengths.append(sum(begin < len(stem) for begin in [0, *tokens.ends[:-1]]))
+            scored.append((text, [0, *tokens.ends[:-1]]))
             requests.append(
                 EngineRequest(
                     (*own_prompt, *tokens.ids),
@@ -145,12 +159,12 @@ class GapFiller:
         if self._is_cancelled:
             self.cancel()
         scores = {}
-        for fill, length, output in zip(texts, lengths, [stream.result() for stream in streams], strict=True):
+        for (text, begins), output in zip(scored, [stream.result() for stream in streams], strict=True):
             if output.failure is not None:
                 return Failed(code=output.failure.kind, detail=output.failure.detail)
             logprobs = [logprob for logprob in output.prompt_logprobs if logprob is not None]
             if logprobs:
-                scores[fill] = _Score(sum(logprobs[:length]), sum(logprobs[length:]))
+                scores[text] = list(zip(begins, logprobs, strict=True))
         return scores
 
     def _suffix_head(self) -> str:

@@ -2,8 +2,9 @@
 
 Branches do not talk to each other, so each computes the same `NUM_PATHS` greedy continuations, which start with the
 likeliest paths (`engine.paths`), ranks their first words, and answers the one of its own rank. Before a `suffix` they
-are cut and ranked by how well they fill the gap (`workers.gap_filler`). Branches of a request that meet in one worker
-share the computation; the result does not depend on it. Knows the engine and the codec; does not know HTTP.
+are cut and ranked by how well they fill the gap (`workers.gap_filler`). A misspelled word has none, but may have a
+correction. Branches of a request that meet in one worker share the computation; the result does not depend on it. Knows
+the engine and the codec; does not know HTTP.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, PredictedWord, Sampling
 from workers.codec import Codec
 from workers.engine.engine import Engine
+from workers.engine.failures import EngineNotReady
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.gap_filler import GapFiller
@@ -28,6 +30,7 @@ from workers.text.predicted_words import (
     predict_words,
     rank_predictions,
 )
+from workers.text.spelling import respellings, unknown_word
 
 # More paths find no more of the right words (docs/QUALITY.md).
 NUM_PATHS = 8
@@ -44,6 +47,9 @@ MIN_OTHER_PROBABILITY = 0.01
 # In a gap, the words after it tell which continuation is right, so unlikely ones are continued, and longer ones found.
 GAP_TOKENS = 2
 MIN_GAP_PROBABILITY = 1e-5
+# A word is misspelled if one of its respellings is this much likelier than it, in nats, and as likely as this at all
+# (`make bench BENCH=misspellings`). Those of the fewest tokens are scored: the commonest words.
+MIN_RESPELLING_LEAD, MIN_RESPELLING_LOGPROB, MAX_RESPELLINGS = 2.0, -13.0, 12
 
 
 def max_predicted_tokens(num_weights_read: int) -> int:
@@ -57,7 +63,7 @@ def max_predicted_tokens(num_weights_read: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A continuation; `words` is None if it has no whole word."""
+    """A continuation; `words` is None if it has no whole word, or is a correction (`Done.replaces`)."""
 
     output: SequenceOutput
     line: Done | Failed
@@ -108,7 +114,35 @@ class Search:
         predictions = [Prediction(*each) for each in zip(outputs, lines, words, strict=True)]
         # Without one of the paths, the ranks would differ from those of a sibling on another worker.
         failed = [prediction for prediction in predictions if isinstance(prediction.line, Failed)]
-        return failed[:1] or [predictions[index] for index in order] or predictions[:1]
+        ranked = failed[:1] or [predictions[index] for index in order] or predictions[:1]
+        return self._correction(codec, ranked) or ranked
+
+    def _correction(self, codec: Codec, ranked: Sequence[Prediction]) -> list[Prediction]:
+        """Of a misspelled word, without text if several spellings may be right; empty if it is none."""
+        typed, line = self.engine_request.forced_prefix.decode(), ranked[0].line
+        word = unknown_word("" if self.request.suffix else self.request.prompt or "")
+        if not word or not typed.endswith(word) or isinstance(line, Failed):
+            return []
+        stem = typed.removesuffix(word)
+        tokens = {each: codec.tokenize(stem + each).ids for each in respellings(word)}
+        # Tokens of the commoner texts have the smaller ids.
+        spellings = sorted(tokens, key=lambda each: (len(tokens[each]), max(tokens[each])))[:MAX_RESPELLINGS]
+        own = [word, *(word + each.words.first_word for each in ranked[:3] if each.words)]
+        try:
+            scores = self._filler.score(stem + each for each in [*own, *spellings]) if spellings else {}
+        except EngineNotReady:
+            return []
+        if isinstance(scores, Failed) or len(scores) <= len(own):
+            return []
+        logprobs = {text.removeprefix(stem): sum(logprob for _, logprob in found) for text, found in scores.items()}
+        lead = max(logprobs.pop(each, -math.inf) for each in own) + MIN_RESPELLING_LEAD
+        best = max(logprobs, key=logprobs.__getitem__)
+        if logprobs[best] < max(lead, MIN_RESPELLING_LOGPROB):
+            return []
+        is_clear = sum(math.exp(logprob - logprobs[best]) for logprob in logprobs.values()) < 2
+        text = best if is_clear else ""
+        line = msgspec.structs.replace(line, text=text, ends=[len(text)] * len(line.ends), replaces=len(word))
+        return [Prediction(ranked[0].output, line, None)]
 
 
 class Predictor:
@@ -200,8 +234,10 @@ class PredictedBranch:
         line, words = prediction.line, prediction.words
         if isinstance(line, Failed):
             return line
+        if line.replaces and line.text and rank == 0 and self.request.predict.corrects:
+            return line
         if words is None or rank >= len(ranked):
-            return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0)
+            return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0, replaces=0)
         usefulness = round(words.usefulness, 3)
         if self.request.predict.is_verbatim:
             return msgspec.structs.replace(line, usefulness=usefulness)

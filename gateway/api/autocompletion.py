@@ -163,7 +163,9 @@ class Autocompletion:
             session=session,
             sequence=request.sequence,
             document=document_key(caller.owner, session, request.context),
-            predict=Prediction(temperature=self._prediction.temperature, is_verbatim=not request.clean)
+            predict=Prediction(
+                temperature=self._prediction.temperature, is_verbatim=not request.clean, corrects=request.corrections
+            )
             if request.strategy == "predict"
             else None,
             suffix=cut_suffix(request.suffix),
@@ -204,6 +206,7 @@ def sentence(spec: GenerationSpec, suggestion: Suggestion) -> Sentence:
         usefulness=done.usefulness,
         probability=done.words[-1].probability if done.words else None,
         words=_words(done),
+        replaces=done.replaces,
         explanation=_explanation(done, suggestion.num_tokens) if spec.num_top_logprobs is not None else None,
     )
 

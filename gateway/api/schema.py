@@ -113,6 +113,10 @@ class AutocompleteRequest(JobRequest, forbid_unknown_fields=True, kw_only=True, 
         ),
     ] = 0
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
+    corrections: Annotated[
+        bool,
+        Meta(description="true: a misspelled word before the cursor may have a sentence that replaces it; or false"),
+    ] = False
 
 
 # Field names that clients of Write With Transformer and of similar services send.
@@ -148,7 +152,8 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     `score` is the mean log-probability of its tokens under the model's unmodified distribution, null if it has no
     tokens. `explanation` is present if the request has `explain`, `usefulness` if its strategy is `predict`: the keys
     that taking the sentence should save, on average over right and wrong ones. So are `words`, and
-    `probability`, that of all of them, unless `clean` is false.
+    `probability`, that of all of them, unless `clean` is false. A sentence with `replaces` is a correction: it takes
+    the place of this number of characters before the cursor.
     """
 
     value: str
@@ -166,6 +171,7 @@ class Sentence(Struct, kw_only=True, omit_defaults=True):
     usefulness: float | None = None
     probability: float | None = None
     words: list[PredictedWord] | None = None
+    replaces: int = 0
     explanation: list[TokenExplanation] | None = None
 
 

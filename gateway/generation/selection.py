@@ -198,6 +198,8 @@ class Selection:
     def _rejection_reason(self, text: str, done: Done) -> str | None:
         if not self._policy.is_verbatim and NOT_TEXT.search(text):
             return "not_text"
+        if done.replaces:
+            return None
         if self._policy.min_usefulness is not None:
             if not text:
                 return "no_prediction" if done.words is None else "not_probable"
@@ -267,6 +269,8 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
 
 def _suggestion(result: BranchResult, text: str) -> Suggestion:
     done = result.done
+    if done.replaces:  # the tokens are those of the misspelled word
+        return Suggestion(text, 0, None, result)
     begins = [0, *done.ends[done.num_typed_tokens : -1]]
     num_tokens = min(sum(begin < len(text) for begin in begins), done.num_kept_tokens - done.num_typed_tokens)
     logprobs = done.logprobs[done.num_typed_tokens :][:num_tokens]

@@ -123,6 +123,8 @@ class _CleanedStream:
         Sent text cannot be taken back: if a retry's text differs from it, the branch has failed. GPUs round differently
         in batches of different sizes, so a retry there may draw other tokens.
         """
+        if result.done.replaces:  # text that continues nothing is no delta
+            return result, ""
         text = trim_completion(result.done, self._policy)
         if not text.startswith(self._sent):
             return _diverged(result), ""

@@ -86,6 +86,21 @@ def test_beyond_the_last_prediction_the_text_is_empty(service: SlotService) -> N
     assert (found[-1].text, found[-1].usefulness) == ("", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("end", "correction"),
+    [("The people chose a new goverm", "government"), ("They lost their posess", ""), ("A quorvex is a quorv", None)],
+    ids=["misspelled", "several spellings", "known from the text"],
+)
+def test_a_misspelled_word_has_at_most_a_correction(service: SlotService, end: str, correction: str | None) -> None:
+    first, second = (predict(service, end, rank, corrects=True) for rank in range(2))
+    uncorrected = predict(service, end)
+    if correction is None:
+        assert (first.text[:2], first.replaces) == (uncorrected.text[:2], 0) == ("ex", 0)
+    else:
+        assert (first.text, first.replaces) == (correction, 6 * bool(correction))
+        assert (second.text, uncorrected.text, uncorrected.replaces) == ("", "", 0)
+
+
 def test_verbatim_predictions_are_not_cut(service: SlotService) -> None:
     prompts = [PROMPT, "It was raining when", "Once upon a time there was", "He shook his head, and said that he did"]
     pairs = [(predict(service, prompt), predict(service, prompt, is_verbatim=True)) for prompt in prompts]

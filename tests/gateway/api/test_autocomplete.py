@@ -196,6 +196,19 @@ def test_a_prediction_asks_each_branch_for_another_rank(make_api: MakeApi) -> No
     assert not body["partial"]
 
 
+def test_a_correction_replaces_what_was_typed_and_is_never_a_delta(make_api: MakeApi) -> None:
+    def correct(request: GenerateRequest) -> Iterator[Step]:
+        assert request.predict is not None
+        assert request.predict.corrects
+        for step in completion(request, "government"):
+            yield structs.replace(step, replaces=6) if isinstance(step, Done) else step
+
+    answer = make_api(correct).complete(strategy="predict", corrections=True, n_samples=1, stream=True)
+    [*deltas, (sentence, data), (_, whole)] = events_of(answer.text)
+    assert (deltas, sentence, data["value"], data["replaces"]) == ([], "sentence", "government", 6)
+    assert [each["replaces"] for each in whole["sentences"]] == [6]
+
+
 def test_predictions_that_would_save_too_little_are_held_back(make_api: MakeApi) -> None:
     def predict(request: GenerateRequest) -> Iterator[Step]:
         for step in completion(request, " sea"):

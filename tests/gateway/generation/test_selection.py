@@ -198,6 +198,15 @@ def test_predictions_are_cut_where_they_become_improbable() -> None:
     assert texts(select(found, policy=replace(POLICY, min_usefulness=0.0))) == [" sea looked like"]
 
 
+def test_a_correction_is_shown_whatever_it_saves_unless_the_language_is_unknown() -> None:
+    found = result(0, [" goverment"])
+    found = replace(found, done=structs.replace(found.done, text="government", replaces=8, prompt_score=-3.0))
+    strict = replace(POLICY, num_suggestions=1, min_usefulness=1.0, min_probability=0.5)
+    [correction] = select(found, policy=strict).suggestions
+    assert (correction.text, correction.score) == ("government", None)
+    assert codes(select(found, policy=replace(strict, min_familiarity=-2.0))) == ["unfamiliar_context"]
+
+
 def test_a_failed_branch_of_a_prediction_makes_the_answer_partial() -> None:
     policy = replace(POLICY, min_usefulness=0.0)
     answer = select(predicted(0, " sea", 0.9), predicted(1, " gull", 0.4), FAILURE, policy=policy)
