@@ -95,10 +95,7 @@ class GapFiller:
             else gap_fills(line.text, before, request.suffix, is_complete=line.finish_reason in {"eos", "stop"})
             for line in lines
         ]
-        try:
-            scores = self._score(dict.fromkeys(["", *chain.from_iterable(fills)] if any(fills) else []))
-        except EngineNotReady as error:
-            scores = Failed(code=NotReady.code, detail=str(error))
+        scores = self._score(["", *chain.from_iterable(fills)] if any(fills) else [])
         if isinstance(scores, Failed):
             return [scores] * len(lines), fills, {}
         cut = [
@@ -124,11 +121,7 @@ class GapFiller:
     def score(self, texts: Iterable[str]) -> dict[str, list[tuple[int, float]]] | Failed:
         """Where each token of a text begins, in characters, and its log-probability after the prompt.
 
-        Args:
-            texts: with what is typed. Those that were not scored in time are not in the result.
-
-        Raises:
-            EngineNotReady: the engine drains.
+        Texts begin with what is typed; those that were not scored in time are not in the result.
         """
         engine_request = self._engine_request
         prompt = engine_request.prompt_ids or (self._engine.start_id,)
@@ -155,7 +148,10 @@ class GapFiller:
             )
         if not requests or self._is_cancelled:
             return {}
-        self._streams = streams = self._engine.submit_group(requests, is_follow_up=True)
+        try:
+            self._streams = streams = self._engine.submit_group(requests, is_follow_up=True)
+        except EngineNotReady as error:  # it drains
+            return Failed(code=NotReady.code, detail=str(error))
         if self._is_cancelled:
             self.cancel()
         scores = {}

@@ -20,7 +20,6 @@ import msgspec
 from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, PredictedWord, Sampling
 from workers.codec import Codec
 from workers.engine.engine import Engine
-from workers.engine.failures import EngineNotReady
 from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.gap_filler import GapFiller
@@ -128,10 +127,7 @@ class Search:
         # Tokens of the commoner texts have the smaller ids.
         spellings = sorted(tokens, key=lambda each: (len(tokens[each]), max(tokens[each])))[:MAX_RESPELLINGS]
         own = [word, *(word + each.words.first_word for each in ranked[:3] if each.words)]
-        try:
-            scores = self._filler.score(stem + each for each in [*own, *spellings]) if spellings else {}
-        except EngineNotReady:
-            return []
+        scores = self._filler.score(stem + each for each in [*own, *spellings]) if spellings else {}
         if isinstance(scores, Failed) or len(scores) <= len(own):
             return []
         logprobs = {text.removeprefix(stem): sum(logprob for _, logprob in found) for text, found in scores.items()}
@@ -140,9 +136,7 @@ class Search:
         if logprobs[best] < max(lead, MIN_RESPELLING_LOGPROB):
             return []
         is_clear = sum(math.exp(logprob - logprobs[best]) for logprob in logprobs.values()) < 2
-        text = best if is_clear else ""
-        line = msgspec.structs.replace(line, text=text, ends=[len(text)] * len(line.ends), replaces=len(word))
-        return [Prediction(ranked[0].output, line, None)]
+        return [Prediction(ranked[0].output, _with_text(line, best if is_clear else "", len(word)), None)]
 
 
 class Predictor:
@@ -234,10 +228,10 @@ class PredictedBranch:
         line, words = prediction.line, prediction.words
         if isinstance(line, Failed):
             return line
-        if line.replaces and line.text and rank == 0 and self.request.predict.corrects:
-            return line
+        if line.replaces:
+            return line if rank == 0 and self.request.predict.corrects else _with_text(line, "", line.replaces)
         if words is None or rank >= len(ranked):
-            return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends), usefulness=0.0, replaces=0)
+            return msgspec.structs.replace(_with_text(line, ""), usefulness=0.0)
         usefulness = round(words.usefulness, 3)
         if self.request.predict.is_verbatim:
             return msgspec.structs.replace(line, usefulness=usefulness)
@@ -275,6 +269,10 @@ def _key(request: GenerateRequest) -> tuple[object, ...]:
 
 def _fit(line: Done | Failed) -> float:
     return line.fit if isinstance(line, Done) and line.fit is not None else -math.inf
+
+
+def _with_text(line: Done, text: str, replaces: int = 0) -> Done:
+    return msgspec.structs.replace(line, text=text, ends=[len(text)] * len(line.ends), replaces=replaces)
 
 
 def _words(line: Done | Failed, temperature: float) -> PredictedWords | None:

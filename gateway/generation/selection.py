@@ -40,6 +40,7 @@ REJECTION_DETAILS = {
     "no_prediction": "There was no other word to predict.",
     "no_fit": "No beginning of it fits before the text after the cursor.",
     "unfamiliar_context": "The model does not know text like the end of the context (TERCET_MIN_FAMILIARITY).",
+    "misspelled": "The word before it is misspelled.",
     "not_probable": "No word of it is as probable as min_probability.",
     "not_useful": "It would save too few keys (TERCET_MIN_USEFULNESS).",
 }
@@ -199,7 +200,7 @@ class Selection:
         if not self._policy.is_verbatim and NOT_TEXT.search(text):
             return "not_text"
         if done.replaces:
-            return None
+            return None if text else "misspelled"
         if self._policy.min_usefulness is not None:
             if not text:
                 return "no_prediction" if done.words is None else "not_probable"

@@ -19,6 +19,7 @@
  * @property {{text: string, probability: number}[]} [words]  Of a prediction: its words, and how likely all words up to each
  *   come next.
  * @property {number} [probability]  That of the last of `words`.
+ * @property {number} [replaces]  Of a correction: the characters before the caret whose place `value` takes.
  * @property {{text: string, logprob: number, likeliest: [string, number][]}[]} [explanation]  One entry per token,
  *   with the likeliest alternatives and their log-probabilities. Only in responses to requests with `explain`.
  *

@@ -184,12 +184,13 @@ class Suggestions {
     // The editor's own key map breaks the line: there it may continue a list.
     const insert = state.toText(text === "\n" ? "" : text);
     const from = head - numReplaced;
+    const isTyped = numReplaced === 1 || numReplaced === 2;
     this.#view.dispatch({
       changes: { from, to: head, insert },
       selection: { anchor: from + insert.length },
-      // Typing right after an accepted text would join its undo step. What replaces a space is typed.
-      annotations: numReplaced ? [] : isolateHistory.of("full"),
-      userEvent: numReplaced ? "input.type" : "input.complete",
+      // Typing right after an accepted text would join its undo step. What replaces a space or a comma is typed.
+      annotations: isTyped ? [] : isolateHistory.of("full"),
+      userEvent: isTyped ? "input.type" : "input.complete",
       scrollIntoView: true,
     });
   }

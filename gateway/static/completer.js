@@ -148,6 +148,8 @@ export class Completer {
   #isWordTaken = false;
   #isResponseEmpty = false;
   #isUnfamiliar = false;
+  /** The word before the caret is misspelled, so that an idea would go on with it. */
+  #isMisspelled = false;
   /** Where the model was last asked whether it knows the text. */
   #familiarityEnd = -Infinity;
   #isInserting = false;
@@ -195,7 +197,7 @@ export class Completer {
    *   characters of it. Before text on the same line (`hasTextAfter` in text.js) nothing is suggested unasked, and what is
    *   asked for fits before it. Default: none.
    * @param {(text: string, numReplaced: number) => void} editor.insert  Inserts text at the caret, in place of the
-   *   `numReplaced` characters before it (0 to 2), as one undo step. May call `changed` synchronously.
+   *   `numReplaced` characters before it (a correction: a word), as one undo step. May call `changed` synchronously.
    * @param {(view: View) => void} editor.show  Shows suggestions; called after every change.
    * @param {() => RequestFields} [editor.options]  Returns further fields of the next request. Default: none.
    * @param {Client} [editor.client]  Default: a client of the server that served this module.
@@ -310,7 +312,7 @@ export class Completer {
     this.#list.recordKey(this.#debounce.delayMs);
     const isFitting = this.#lastLine === this.#line; // else what is shown was to fit before another text
     this.#rememberText();
-    this.#isResponseEmpty = false;
+    this.#isResponseEmpty = this.#isMisspelled = false;
     this.#isTabFree = false;
     this.#stopPauseTimer();
     if (this.#inFlight && !this.#inFlight.isExplicit && this.#inFlight !== this.#session) this.#abort();
@@ -394,7 +396,7 @@ export class Completer {
     this.#list.close();
     const isWhole = candidate.sentence !== null && !candidate.isInsideWord; // while it streams, its last word may grow
     const hasSpace = isWhole && this.#needsSpaceAfter(rest);
-    this.#insertText(rest, hasSpace);
+    this.#insertText(rest, hasSpace, candidate.numReplaced);
   }
 
   /**
@@ -618,8 +620,9 @@ export class Completer {
 
   /** Request likely next words, and fill the free places with them. */
   async #requestPredictions() {
-    const session = this.#start({ strategy: "predict", min_probability: this.minProbability }, false);
+    const session = this.#start({ strategy: "predict", corrections: true, min_probability: this.minProbability }, false);
     await this.#complete(session, (candidates) => {
+      this.#isMisspelled = session.response?.errors?.some(({ code }) => code === "misspelled") ?? false;
       const useful = candidates.filter(({ sentence }) => (sentence?.usefulness ?? Infinity) >= this.minUsefulness);
       this.#shown.merge(useful, session.numRequested);
     });
@@ -654,7 +657,7 @@ export class Completer {
    * continues it or it is a fragment that was left standing.
    */
   async #requestIdea() {
-    if (this.#session || this.#shown.isChosenByUser) return;
+    if (this.#session || this.#shown.isChosenByUser || this.#isMisspelled) return;
     const session = this.#start({}, false);
     session.isIdea = true;
     await this.#complete(session, (candidates) => {
@@ -816,7 +819,10 @@ export class Completer {
   /** @param {Candidate} candidate @param {string} text */
   #recordAcceptance(candidate, text) {
     if (this.#accepted?.candidate !== candidate) this.#reportAccepted();
-    this.#accepted ??= { candidate, before: this.#getBefore(), text: "" };
+    const { end, text: textBefore } = this.#getBefore();
+    const { numReplaced } = candidate;
+    const before = { end: end - numReplaced, text: textBefore.slice(0, textBefore.length - numReplaced) };
+    this.#accepted ??= { candidate, before, text: "" };
     this.#accepted.text += text;
   }
 
@@ -859,10 +865,10 @@ export class Completer {
     return line !== "" && (!hasTextAfter(line) || replacesSpace(this.#getBefore().text + word, line));
   }
 
-  /** @param {string} text  @param {boolean} hasSpace  A space comes with it. */
-  #insertText(text, hasSpace) {
+  /** @param {string} text  @param {boolean} hasSpace  A space comes with it. @param {number} [numReplaced] */
+  #insertText(text, hasSpace, numReplaced = 0) {
     this.#isInserting = true; // insertions are not keystrokes and must not affect the debounce
-    this.#insert(hasSpace ? `${text} ` : text, 0);
+    this.#insert(hasSpace ? `${text} ` : text, numReplaced);
     this.#isInserting = false;
     if (hasSpace || COMMA.test(text)) this.#beforeAccepted = this.#getBefore();
   }
@@ -870,7 +876,7 @@ export class Completer {
   #render() {
     const { chosen, candidates } = this.#shown;
     const isAsked = (this.#session?.isExplicit ?? false) || this.#shown.isChosenByUser;
-    const isMore = candidates.length > Number(this.#drawsGhost);
+    const isMore = candidates.length > Number(this.#drawsGhost && !chosen?.numReplaced);
     const [line = "", ...below] = this.#getAfter().split("\n");
     const mayOpen = isMore && !hasTextAfter(line) && !below.join("").trim(); // a list would hide the text that follows
     this.#list.update(candidates[0] ?? null, isAsked ? "now" : mayOpen ? "still" : "never");
@@ -880,7 +886,8 @@ export class Completer {
     }
     this.#ghost = chosen;
     for (const candidate of this.#session?.candidates ?? candidates) {
-      const isVisible = candidates.includes(candidate) && (candidate === chosen || this.#list.isOpen || this.showsAll);
+      const isGhost = candidate === chosen && !chosen.numReplaced;
+      const isVisible = candidates.includes(candidate) && (isGhost || this.#list.isOpen || this.showsAll);
       const wasJustThere = candidate === this.#previous?.candidate;
       if (!wasJustThere) candidate.shownAtMs = isVisible ? candidate.shownAtMs ?? nowMs : null;
     }

@@ -111,18 +111,19 @@ export function ghostElement(text) {
 
 /**
  * The part of a word before the caret, if the suggestion completes that word; else empty. A list shows it before the
- * rest, because a part of a word alone cannot be read.
+ * rest, because a part of a word alone cannot be read. A correction is all in it.
  * @param {string} context  The end of the text before the caret.
- * @param {string} rest  What the document does not contain of the suggestion.
+ * @param {View["suggestions"][0]} suggestion
  * @returns {string}
  */
-export function typedPrefix(context, rest) {
+export function typedPrefix(context, { rest, text, isCorrection }) {
+  if (isCorrection) return `correct to: ${text}`;
   return /^\s/.test(rest) ? "" : context.slice(-MAX_WORD_CHARS).match(/\S*$/)?.[0] ?? "";
 }
 
 /** What a list shows beside ghost text: alternatives to it, or all once the writer requested or chose. @param {View} view */
 export function listedBesideGhost({ suggestions, chosen, isExplicit, isChosenByUser }) {
-  return isExplicit || isChosenByUser ? suggestions : suggestions.filter((each) => each !== chosen);
+  return isExplicit || isChosenByUser ? suggestions : suggestions.filter((each) => each !== chosen || each.isCorrection);
 }
 
 /** Whether a click is a tap on ghost text, which accepts it. A mouse sets the caret there. @param {Event} event */
@@ -164,7 +165,7 @@ export class SuggestionList {
       item.dir = "auto";
       const typed = document.createElement("span");
       typed.className = "tercet-typed";
-      typed.textContent = typedPrefix(context, suggestion.rest);
+      typed.textContent = typedPrefix(context, suggestion);
       item.append(typed, suggestion.rest.trim());
       item.ariaCurrent = String(suggestion === view?.chosen);
       return item;
@@ -193,6 +194,6 @@ export function announcement(view, previous, context) {
   if (!view?.chosen || view.status !== "ready" || !(view.isExplicit || view.isChosenByUser)) return "";
   if (previous?.status === "ready" && previous.chosen?.text === view.chosen.text) return "";
   const { suggestions, chosen } = view;
-  const text = typedPrefix(context, chosen.rest) + chosen.rest.trim();
+  const text = typedPrefix(context, chosen) + chosen.rest.trim();
   return `Suggestion ${suggestions.indexOf(chosen) + 1} of ${suggestions.length}: ${text}`;
 }

@@ -12,7 +12,8 @@ import { firstWord, firstWordKey } from "./text.js";
  * @typedef {object} Suggestion  One suggestion, as an editor shows it.
  * @property {number} place  0, 1 or 2: identifies the suggestion, and selects the key that accepts it.
  * @property {string} text  All text received so far.
- * @property {string} rest  The part of `text` that the document does not contain yet.
+ * @property {string} rest  The part of `text` that the document does not contain yet; empty if it is a correction.
+ * @property {boolean} isCorrection  `text` replaces a misspelled word before the caret.
  * @property {boolean} isFinished  The whole sentence has arrived.
  * @property {Sentence|null} sentence  Null until finished.
  */
@@ -153,6 +154,7 @@ export class ShownSuggestions {
   /** @param {Candidate} candidate @param {number} place @returns {Suggestion} */
   #describe(candidate, place) {
     const { text, sentence } = candidate;
-    return { place, text, rest: this.rest(candidate), isFinished: sentence !== null, sentence };
+    const isCorrection = candidate.numReplaced > 0;
+    return { place, text, rest: isCorrection ? "" : this.rest(candidate), isCorrection, isFinished: sentence !== null, sentence };
   }
 }

@@ -63,7 +63,7 @@ export class SuggestionPanel {
       if (!suggestion) continue;
       option.ariaSelected = String(suggestion === chosen);
       option.classList.toggle("is-streaming", !suggestion.isFinished);
-      setText(option.children[1], typedPrefix(context, suggestion.rest));
+      setText(option.children[1], typedPrefix(context, suggestion));
       setText(option.children[2], singleLine(suggestion.rest));
     }
   }

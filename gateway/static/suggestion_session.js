@@ -42,6 +42,11 @@ export class Candidate {
     return isInsideWord(this.session.before.text, this.session.after);
   }
 
+  /** Of a correction, the characters before the caret that it replaces; else 0. */
+  get numReplaced() {
+    return this.sentence?.replaces ?? 0;
+  }
+
   /**
    * What the document does not contain yet.
    * @param {TextBefore} before
@@ -49,6 +54,7 @@ export class Candidate {
    */
   rest(before) {
     const typed = this.isDropped ? null : typedSince(this.session.before, before);
+    if (this.numReplaced && typed) return null;
     return typed !== null && this.text.startsWith(typed) ? this.text.slice(typed.length) : null;
   }
 }

@@ -97,8 +97,8 @@ def test_a_misspelled_word_has_at_most_a_correction(service: SlotService, end: s
     if correction is None:
         assert (first.text[:2], first.replaces) == (uncorrected.text[:2], 0) == ("ex", 0)
     else:
-        assert (first.text, first.replaces) == (correction, 6 * bool(correction))
-        assert (second.text, uncorrected.text, uncorrected.replaces) == ("", "", 0)
+        assert (first.text, first.replaces) == (correction, 6)
+        assert (second.text, uncorrected.text, uncorrected.replaces) == ("", "", 6)
 
 
 def test_verbatim_predictions_are_not_cut(service: SlotService) -> None:

@@ -34,7 +34,10 @@ const complete = ({ strategy }) => new Promise((done) => {
   setTimeout(() => done({ id: "1", sentences }), latencyMs);
 });
 const type = async (typed, ms) => (text += typed, completer.changed(), await run(ms));
-const insert = (inserted) => (text += inserted, completer.changed());
+const insert = (inserted, numReplaced) => {
+  text = text.slice(0, text.length - numReplaced) + inserted;
+  completer.changed();
+};
 const client = { complete, feedback: async () => {} };
 const show = (each) => (view = each);
 const completer = new Completer({ context: () => text, insertsSpace: true, show, client, insert });
@@ -134,3 +137,21 @@ def test_suggestions_begin_with_different_words(
 ) -> None:
     program = ALTERNATIVES.replace("ANSWERS", json.dumps(answers)).replace("IDEAS", json.dumps(ideas))
     assert run_program(npm_package, program) == expected
+
+
+def test_a_correction_is_listed_and_replaces_the_word_unless_the_text_changes(npm_package: NpmPackage) -> None:
+    program = """
+    client.complete = async ({ context, corrections }) => {
+      if (!corrections) ideas.push(nowMs);
+      const replaces = context.match(/[a-z]*$/)[0].length;
+      return { id: "1", sentences: [{ value: "government", replaces, seed: 1 }], errors: [{ code: "misspelled" }] };
+    };
+    await type("the goverm", 3000);
+    const { isListed, chosen: { text: word, rest, isCorrection } } = view;
+    text += "x", completer.changed();
+    const numLeft = view.suggestions.length;
+    await run(3000);
+    completer.accept();
+    print([isListed, word, rest, isCorrection, numLeft, text, ideas.length]);
+    """
+    assert run_program(npm_package, program) == [True, "government", "", True, 0, "the government ", 0]

@@ -205,6 +205,8 @@ def test_a_correction_is_shown_whatever_it_saves_unless_the_language_is_unknown(
     [correction] = select(found, policy=strict).suggestions
     assert (correction.text, correction.score) == ("government", None)
     assert codes(select(found, policy=replace(strict, min_familiarity=-2.0))) == ["unfamiliar_context"]
+    unclear = replace(found, done=structs.replace(found.done, text=""))
+    assert codes(select(unclear, policy=strict)) == ["misspelled"]
 
 
 def test_a_failed_branch_of_a_prediction_makes_the_answer_partial() -> None:
