@@ -23,7 +23,7 @@ from gateway.generation.request import GenerationSpec, cut_suffix
 from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.started_request import StartedRequest
-from gateway.generation.trimming import MIN_TOKENS
+from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.errors import invalid_field
 from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction, Sampling
 
@@ -119,6 +119,7 @@ class Autocompletion:
             fills_gap=bool(cut_suffix(request.suffix)),
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
             min_probability=request.min_probability,
+            is_idea=_is_idea(request),
             min_familiarity=self._min_familiarity if request.familiar_only else None,
         )
 
@@ -183,7 +184,12 @@ def sampling_of(request: AutocompleteRequest, vocab_size: int) -> Sampling:
 
 
 def _num_new_tokens(request: AutocompleteRequest) -> int:
-    return max(request.length, MIN_TOKENS) if request.clean else request.length
+    return (max(request.length, MIN_TOKENS) if request.clean else request.length) + IDEA_TOKENS * _is_idea(request)
+
+
+def _is_idea(request: AutocompleteRequest) -> bool:
+    """Whether its sentences end as ideas do: not before a `suffix`, where they end as they fit."""
+    return request.strategy == "idea" and request.clean and not cut_suffix(request.suffix)
 
 
 def sentence(spec: GenerationSpec, suggestion: Suggestion) -> Sentence:

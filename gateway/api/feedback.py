@@ -34,8 +34,8 @@ _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])
 # index of its latency bound, and the sentences.
 _COUNT_BITS, _LATENCY_BITS = 4, 3
 _SENTENCES_AT = _COUNT_BITS + _LATENCY_BITS
-# A sentence's bits from the lowest: 0 for the strategy sample, else the index of its usefulness bound + 1; a bit for
-# each action that is reported, and one for `kept`; the characters that were accepted.
+# A sentence's bits from the lowest: 0 for samples and ideas, else the index of its usefulness bound + 1; a bit for each
+# action that is reported, and one for `kept`; the characters that were accepted.
 _BUCKET_BITS = len(UP_TO_KEYS).bit_length()
 _REPORT_BITS, _CHARACTER_BITS = len(_ACTIONS) + 1, MAX_FEEDBACK_CHARS.bit_length()
 _KEPT_BIT = 1 << len(_ACTIONS)
@@ -44,7 +44,7 @@ _SENTENCE_BITS = _BUCKET_BITS + _REPORT_BITS + _CHARACTER_BITS
 
 @dataclass(frozen=True, slots=True)
 class _SentenceRecord:
-    """What is remembered of a sentence. `bucket` is 0 for the strategy sample; `reports` has a bit for each report."""
+    """What is remembered of a sentence. `bucket` is 0 for samples and ideas; `reports` has a bit for each report."""
 
     bucket: int
     reports: int = 0
@@ -67,7 +67,7 @@ class _SentenceRecord:
 
     @property
     def up_to_keys(self) -> str | None:
-        """None for the strategy sample."""
+        """None for samples and ideas."""
         return UP_TO_KEYS[self.bucket - 1] if self.bucket else None
 
 
@@ -89,7 +89,7 @@ class FeedbackStore:
 
         Args:
             owner: id of the request's API key.
-            usefulness: each sentence's usefulness in keys. None if the strategy is `sample`.
+            usefulness: each sentence's usefulness in keys. None if it is no prediction.
             seconds: the answer's latency.
         """
         if not usefulness:

@@ -46,10 +46,11 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
         Meta(description="the name of a model being served, of up to 128 characters"),
     ] = None
     strategy: Annotated[
-        Literal["sample", "predict"],
+        Literal["sample", "idea", "predict"],
         Meta(
-            description="sample (three ideas, drawn by temperature, top_k and top_p) or predict (the likeliest next"
-            " words, ranked by the keys that they save; those parameters and seed have no effect)"
+            description="sample (continuations, drawn by temperature, top_k and top_p), idea (samples that end with a"
+            " sentence or clause, copy nothing, and are ranked by what they owe to the context) or predict (the"
+            " likeliest next words, ranked by the keys that they save; those parameters and seed have no effect)"
         ),
     ] = "sample"
     min_probability: Annotated[

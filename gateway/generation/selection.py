@@ -24,7 +24,7 @@ from gateway.generation.request import (
     GenerationSpec,
     TokenDelta,
 )
-from gateway.generation.trimming import is_alike, rejection_reason, trim
+from gateway.generation.trimming import is_alike, rejection_reason, repeats_run, trim
 from shared.protocol import Done
 from shared.text import NOT_TEXT, expected_keys
 
@@ -34,7 +34,7 @@ REJECTION_DETAILS = {
     "near_duplicate": "It was almost the same as another (TERCET_SIMILARITY).",
     "not_text": "It had bytes that are no character, or control characters.",
     "loop": "It repeated itself.",
-    "repeats_context": "It only repeated the end of the text before it.",
+    "repeats_context": "It only repeated the text before it.",
     "no_word": "It did not contain a whole word; allow a greater length.",
     "empty": "The model ended the text here.",
     "no_prediction": "There was no other word to predict.",
@@ -63,6 +63,7 @@ class SelectionPolicy:
             none is replaced. None: they are samples.
         min_probability: predictions are cut after the last word that is this probable together with all before it;
             those without such a word are rejected, and none is replaced.
+        is_idea: completions are ideas for a writer, which end with a sentence or clause and copy nothing.
         min_familiarity: if the prompt's score (`shared.protocol.Done.prompt_score`) is below it, all completions are
             rejected, and none is replaced. None: whatever the score.
     """
@@ -76,6 +77,7 @@ class SelectionPolicy:
     fills_gap: bool = False
     min_usefulness: float | None = None
     min_probability: float = 0.0
+    is_idea: bool = False
     min_familiarity: float | None = None
 
 
@@ -214,6 +216,8 @@ class Selection:
         policy = self._policy
         if not policy.keeps_greedy_text and (reason := rejection_reason(text, policy.prompt)) is not None:
             return reason
+        if policy.is_idea and repeats_run(text, policy.prompt):
+            return "repeats_context"
         for other in self._selected.values():
             if text == other.text:
                 return "duplicate"
@@ -265,6 +269,7 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
         done.finish_reason,
         policy.prompt,
         keeps_partial_word=policy.keeps_greedy_text,
+        is_idea=policy.is_idea,
     )
 
 

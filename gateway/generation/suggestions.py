@@ -131,7 +131,8 @@ class _CleanedStream:
         return result, self._advance(text)
 
     def _new_trimmer(self) -> Trimmer:
-        return Trimmer(self._policy.length, self._policy.prompt, keeps_partial_word=self._policy.keeps_greedy_text)
+        own = self._policy
+        return Trimmer(own.length, own.prompt, keeps_partial_word=own.keeps_greedy_text, is_idea=own.is_idea)
 
     def _advance(self, text: str) -> str:
         # What has characters that are none will be rejected.

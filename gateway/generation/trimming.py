@@ -3,7 +3,8 @@
 A completion usually ends where its tokens ran out, mid-word or mid-sentence. It is trimmed to the end of a word with
 which a phrase can end, or of a sentence if one ends in its last third; a completion that ended by itself (end of text,
 stop string) keeps its end. It ends before a quotation mark that closes nothing. The same rules apply to streamed text:
-text is final when no later token can make them remove it.
+text is final when no later token can make them remove it. An idea ends with a sentence or clause, for
+which more tokens are generated than requested.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from gateway.generation.english import Quotes, copies_noun_phrase, ends_with_fun
 
 # Fewer tokens than this may not contain a whole word. Tokens past the requested length only complete a word.
 MIN_TOKENS = 6
-# The end of a sentence counts past this share of the requested tokens.
-LAST_THIRD = 2 / 3
+# The end of a sentence counts past this share of the requested tokens; in an idea past the other, as that of a clause.
+LAST_THIRD, FIRST_THIRD = 2 / 3, 1 / 3
+# Tokens past the requested length in which the sentence of an idea may end.
+IDEA_TOKENS = 12
 
 # Scripts that put no spaces between words: a text may end after any of their letters.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -30,6 +33,9 @@ _WORD_END = re.compile(rf"\w[^\w\s]*(?=\s)|\w(?=—|–|--)|[{_UNSPACED}]")
 _SENTENCE_END = re.compile(rf"[.!?…]+[{_CLOSING}]*(?=\s+[^\sa-z])|[。！？]")
 # The same at the end of a completion, where no token follows.
 _LAST_SENTENCE_END = re.compile(rf"[.!?…]+[{_CLOSING}]*$")
+# The end of a clause, without the mark after it.
+_CLAUSE_END = re.compile(r"[^\W\d](?=[,;]\s|\s[—–-]\s|—)|[^\W\d],[\"”](?=\s)")
+_PARAGRAPH_END = re.compile(r"(?<=\S)[^\S\n]*\n\s*\n")
 _LAST_WORD_END = re.compile(rf"[^\W\d][.,;:!?…{_CLOSING}]*[.,;:!?…\"”)\]»]$")
 # In a text without white space, such as an address or a path.
 _INNER_WORD_END = re.compile(r"\w(?=[^\w\s'’-])")
@@ -48,27 +54,35 @@ _PROMPT_CHARS = 200
 # A phrase of this many words that comes twice is a loop; a shorter one may be a figure of speech.
 _LONG_PHRASE = 4
 MAX_PHRASE = 12  # words
+# An idea with as many words in a row of the text before it is a copy.
+COPIED_WORDS = 6
 
 
 class Trimmer:
     """Trims a completion, token by token or all at once."""
 
-    def __init__(self, length: int, prompt: str = "", *, keeps_partial_word: bool = False) -> None:
+    def __init__(
+        self, length: int, prompt: str = "", *, keeps_partial_word: bool = False, is_idea: bool = False
+    ) -> None:
         """
         Args:
             length: requested tokens.
             prompt: the text before the completion.
             keeps_partial_word: for greedy text: a completion without a whole word is kept as it is, instead of being
                 trimmed to nothing, and so are its last word and its quotation marks.
+            is_idea: it ends with its paragraph or its last sentence within the requested tokens, else with the first
+                sentence past them, else with its last clause, else like other completions.
         """
         self._length = length
+        self._is_idea = is_idea
         self._quotes = None if keeps_partial_word else Quotes(prompt)
-        self._is_cut = False  # the text ends before a quotation mark
+        self._is_cut = False  # the text ends before a quotation mark, or with its paragraph
         self._keeps_partial_word = keeps_partial_word
         self._text = ""
         self._ends: list[int] = []  # of each token in the text, in characters
         self._num_final = 0  # characters
-        self._has_late_end = False  # a sentence has ended in the last third
+        self._has_end = False  # a sentence has ended where the completion may end
+        self._has_clause_end = False  # the same of a clause of an idea
 
     @property
     def text(self) -> str:
@@ -105,6 +119,8 @@ class Trimmer:
         num_good = len(text) if self._quotes is None else self._quotes.feed(text)
         self._is_cut = num_good < len(text)
         self._text += text[:num_good]
+        if self._is_idea and (found := _PARAGRAPH_END.search(self._text)):
+            self._text, self._is_cut = self._text[: found.start()], True
 
     def _finalize(self, end: int) -> str:
         start, self._num_final = self._num_final, max(end, self._num_final)
@@ -114,15 +130,14 @@ class Trimmer:
         """Where the text may end whatever follows: at a late end of a sentence, else at the end of a word."""
         # Begin at the last final word: what follows a word can show that it ends a sentence.
         begin = self._text.rfind(" ", 0, self._num_final) + 1
-        sentence_ends = [
-            found.end()
-            for found in _SENTENCE_END.finditer(self._text, begin)
-            if self._is_in_reach(found.start()) and self._is_late_sentence_end(found.end())
-        ]
-        if sentence_ends:
-            self._has_late_end = True
-            return sentence_ends[-1]
-        if self._has_late_end:
+        if ends := [found.end() for found in _SENTENCE_END.finditer(self._text, begin) if self._ends_sentence(found)]:
+            return ends[-1]
+        if self._is_idea and not self._has_end:
+            ends = [found.end() for found in _CLAUSE_END.finditer(self._text, begin)]
+            if ends and self._share(ends[-1]) > FIRST_THIRD:
+                self._has_clause_end = True
+                return ends[-1]
+        if self._has_end or self._has_clause_end:
             return self._num_final
         word_ends = (found for found in _WORD_END.finditer(self._text, begin) if self._is_in_reach(found.start()))
         return max((found.end() for found in word_ends if self._may_end(found.end())), default=0)
@@ -144,12 +159,12 @@ class Trimmer:
     def _last_end(self) -> int:
         """Where the text ends if no token follows."""
         text = self._text.rstrip()
-        if text and self._is_in_reach(len(text) - 1):
-            found = _LAST_SENTENCE_END.search(text)
-            if found is not None and self._is_late_sentence_end(found.end()):
-                return len(text)
+        found = _LAST_SENTENCE_END.search(text)
+        if found is not None and self._ends_sentence(found):
+            return len(text)
+        if text and self._is_in_reach(len(text) - 1) and not (self._has_end or self._has_clause_end):
             is_word_whole = _WORD.search(text) if self._is_cut else _LAST_WORD_END.search(text)
-            if not self._has_late_end and is_word_whole and self._may_end(len(text)):
+            if is_word_whole and self._may_end(len(text)):
                 return len(text)
         return self._num_final
 
@@ -163,9 +178,20 @@ class Trimmer:
         found = _LAST_CHUNK.search(self._text[: position + 1])
         return found is None or found.start() < self._ends[self._length - 1]
 
-    def _is_late_sentence_end(self, end: int) -> bool:
-        num_tokens = bisect_left(self._ends, end) + 1
-        return num_tokens > LAST_THIRD * self._length and not _ABBREVIATION.search(self._text[:end])
+    def _share(self, end: int) -> float:
+        """Tokens up to the one that ends here or later, as a share of the requested ones."""
+        return (bisect_left(self._ends, end) + 1) / self._length
+
+    def _ends_sentence(self, found: re.Match[str]) -> bool:
+        """Whether the completion may end with this end of a sentence. Ends have to be asked for in their order."""
+        share, is_in_reach = self._share(found.end()), self._is_in_reach(found.start())
+        if self._is_idea:
+            is_end = share > FIRST_THIRD and (is_in_reach or not self._has_end)
+        else:
+            is_end = share > LAST_THIRD and is_in_reach
+        is_end = is_end and not _ABBREVIATION.search(self._text[: found.end()])
+        self._has_end |= is_end
+        return is_end
 
 
 def trim(
@@ -176,14 +202,15 @@ def trim(
     prompt: str = "",
     *,
     keeps_partial_word: bool = False,
+    is_idea: bool = False,
 ) -> str:
     """A whole completion, trimmed.
 
     Args:
         ends: where each token ends in `text`, in characters.
-        length, prompt, keeps_partial_word: as in `Trimmer`.
+        length, prompt, keeps_partial_word, is_idea: as in `Trimmer`.
     """
-    trimmer = Trimmer(length, prompt, keeps_partial_word=keeps_partial_word)
+    trimmer = Trimmer(length, prompt, keeps_partial_word=keeps_partial_word, is_idea=is_idea)
     trimmer.feed_all(text, ends)
     trimmer.finish(finish_reason)
     return trimmer.text
@@ -217,6 +244,16 @@ def rejection_reason(text: str, prompt: str) -> str | None:
     if not continues_word and copies_noun_phrase(words[num_prompt_words:], words[:num_prompt_words]):
         return "repeats_context"
     return None
+
+
+def repeats_run(text: str, prompt: str) -> bool:
+    """Whether `COPIED_WORDS` words in a row stand anywhere in the prompt, ignoring case and punctuation."""
+    words, before = (
+        [word for chunk in whole.casefold().split() if (word := chunk.strip(_MARKS))] for whole in (text, prompt)
+    )
+    joined = f" {' '.join(before)} "
+    num_runs = len(words) - COPIED_WORDS + 1
+    return any(f" {' '.join(words[at : at + COPIED_WORDS])} " in joined for at in range(num_runs))
 
 
 def _has_loop(words: list[str], num_prompt_words: int, size: int, num_times: int) -> bool:

@@ -69,7 +69,7 @@ FIELDS: dict[str, Check] = {
     "length": _whole(1, 256),
     "max_time": (_is_time, "must be a number of seconds above 0"),
     "model_size": _text(128, optional=True),
-    "strategy": (lambda value: value in ("sample", "predict"), "must be sample or predict"),
+    "strategy": (lambda value: value in ("sample", "idea", "predict"), "must be sample, idea or predict"),
     "min_probability": _number(0, 1),
     "temperature": _number(0, 5),
     "top_k": _whole(-1, math.inf),

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from gateway.api.schema import MAX_CONTEXT_CHARS
 from gateway.generation.request_starter import MAX_DRAWN_SEED
-from gateway.generation.trimming import MIN_TOKENS
+from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.protocol import Accepted, Done, Failed, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, make_done, three_texts
@@ -156,6 +156,15 @@ def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: Make
     api.complete(seed=0, length=1)
     assert {call.sampling.max_new_tokens for call in api.pool.workers[0].calls} == {MIN_TOKENS}
     assert {call.max_prompt_tokens for call in api.pool.workers[0].calls} == {256}
+
+
+def test_an_idea_may_take_more_tokens_and_is_cut_where_its_sentence_ends(make_api: MakeApi) -> None:
+    api = make_api(always(" the sea was calm and he could see the boat. It went away and he", "length"))
+    body = api.complete(strategy="idea", length=8, n_samples=1).json
+    assert [sentence["value"] for sentence in body["sentences"]] == [" the sea was calm and he could see the boat."]
+    api.complete(strategy="idea", length=8, n_samples=1, suffix=" and left.")
+    calls = [call.sampling.max_new_tokens for call in api.pool.workers[0].calls]
+    assert calls == [8 + IDEA_TOKENS, 8]
 
 
 def test_without_cleaning_completions_are_answered_as_the_model_made_them(make_api: MakeApi) -> None:

@@ -13,7 +13,7 @@ from gateway.generation.request import BranchFailure, BranchOutcome, BranchResul
 from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult
 from shared.protocol import PredictedWord
 from tests.gateway.generation.references import is_alike_reference
-from tests.gateway.generation.stubs import make_done
+from tests.gateway.generation.stubs import make_done, token_texts
 
 POLICY = SelectionPolicy(prompt="He saw", num_suggestions=3, length=20, similarity=80)
 
@@ -164,6 +164,20 @@ def test_loops_and_repetitions_are_rejected_except_from_greedy_decoding() -> Non
     greedy = replace(strict, keeps_greedy_text=True)
     assert texts(select(loop, repetition, policy=greedy)) == [" the the the", " he saw it"]
     assert texts(select(result(0, [" unbeliev"], reason="length"), policy=greedy)) == [" unbeliev"]
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "expected"),
+    [
+        (" there: the Old man looked at the sea", "", ["repeats_context"]),
+        (" there. The old man looked at her", "", []),  # five words
+    ],
+)
+def test_an_idea_copies_nothing(text: str, end: str, expected: list[str]) -> None:
+    prompt = f"The old man looked at the sea, and wept. I was{end}"
+    idea = replace(POLICY, prompt=prompt, num_suggestions=1, is_idea=True)
+    assert codes(select(result(0, token_texts(text)), policy=idea)) == expected
+    assert codes(select(result(0, token_texts(text)), policy=replace(idea, is_idea=False))) == []
 
 
 def predicted(branch: int, text: str, usefulness: float) -> BranchResult:

@@ -84,6 +84,21 @@ def test_greedy_text_keeps_its_marks_and_its_last_word() -> None:
     assert trimmed(' stayed." It was', prompt="She", keeps_partial_word=True) == ' stayed." It'
 
 
+@pytest.mark.parametrize(
+    ("text", "length", "expected"),
+    [
+        (" the sea. She said that it was", 6, " the sea."),
+        (" the sea was calm. She said that it was late. He", 7, " the sea was calm."),  # the second would be long
+        (" it was late, and so we went to the sea and the", 8, " it was late"),
+        (" it was late in the day and we went to the", 6, " it was late in the day"),  # as others are cut
+        (' "It is late," he said and went to the sea', 8, ' "It is late,"'),
+        ("\n\nIt was late\n\nThe", 6, "\n\nIt was late"),
+    ],
+)
+def test_an_idea_ends_with_a_sentence_or_a_clause(text: str, length: int, expected: str) -> None:
+    assert trim(text, token_ends(token_texts(text)), length, "length", is_idea=True) == expected
+
+
 @pytest.mark.parametrize("reason", ["eos", "stop"])
 def test_a_completion_that_ended_by_itself_keeps_its_end(reason: str) -> None:
     assert trimmed(" the sea. And the sk", reason=reason) == " the sea. And the sk"
@@ -105,19 +120,23 @@ TOKENS = st.lists(st.sampled_from([*"abCD .,!-'3é海—“”", '"', "  ", "\n"
 
 
 @given(
-    st.lists(TOKENS, max_size=12), st.integers(1, 14), st.sampled_from(["length", "deadline", "eos", "stop"]), TOKENS
+    st.lists(TOKENS, max_size=12),
+    st.integers(1, 14),
+    st.sampled_from(["length", "deadline", "eos", "stop"]),
+    TOKENS,
+    st.booleans(),
 )
 def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
-    texts: list[str], length: int, reason: str, prompt: str
+    texts: list[str], length: int, reason: str, prompt: str, is_idea: bool
 ) -> None:
-    trimmer = Trimmer(length, prompt)
+    trimmer = Trimmer(length, prompt, is_idea=is_idea)
     released = []
     for text in texts:
         released.append(trimmer.feed(text))
         assert "".join(released) == trimmer.text
     released.append(trimmer.finish(reason))
     whole = "".join(texts)
-    assert "".join(released) == trimmer.text == trim(whole, token_ends(texts), length, reason, prompt)
+    assert "".join(released) == trimmer.text == trim(whole, token_ends(texts), length, reason, prompt, is_idea=is_idea)
     assert whole.startswith(trimmer.text)
     assert trimmer.text == trimmer.text.rstrip()
 
