@@ -142,6 +142,7 @@ def _model(checkpoint: Checkpoint) -> Model:
         warning=checkpoint.warning,
         revision=_revision(checkpoint),
         note=checkpoint.note,
+        is_chat=checkpoint.is_chat,
     )
 
 

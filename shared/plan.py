@@ -31,7 +31,7 @@ MAX_REMOTE_BRANCHES = 1024
 class Model(msgspec.Struct, frozen=True):
     """A checkpoint on this machine, checked and ready to be loaded. `weight_bytes` is the size of its weight files,
     `revision` their digest (`shared.weights.weights_digest`), or "synthetic". `warning` is for users, too; `note` says
-    to those who start the instance why it is this model, and how it is served.
+    to those who start the instance why it is this model, and how it is served. `is_chat`: it has a chat template.
 
     Of a model that only other machines hold, the source is `REMOTE`, and `n_ctx` and `vocab_size` are 0 until a worker
     has reported them."""
@@ -45,6 +45,7 @@ class Model(msgspec.Struct, frozen=True):
     warning: str | None = None
     revision: str = ""
     note: str | None = None
+    is_chat: bool = False
 
 
 class Remote(msgspec.Struct, frozen=True):

@@ -120,6 +120,7 @@ class Autocompletion:
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
             min_probability=request.min_probability,
             is_idea=_is_idea(request),
+            rejects_chat=_is_idea(request) and self._starter.served_model(request.model_size, "model_size").is_chat,
             min_familiarity=self._min_familiarity if request.familiar_only else None,
         )
 

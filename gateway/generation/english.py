@@ -27,6 +27,19 @@ _NUM_COPIED_WORDS = 8
 # End of a prompt in which an open quotation is looked for.
 _MAX_QUOTED_CHARS = 2000
 _QUOTE_OR_BLANK_LINE = re.compile(r'["“”]|\n\n')
+# Beginnings of sentences in which a chat model answers a writer, or speaks about the text.
+CHAT_VOICE = re.compile(
+    r"(?:^|\n|[.!?:][\"”]?\s)\s*(?:sure[,!]|certainly[,!]|absolutely!|as an ai\b|(?:a|q|answer|note|update):"
+    r"|i(?:['’]d| would|['’]ll| will|['’]m| am) (?:be )?(?:happy|glad|here) to (?:help|assist)"
+    r"|i hope (?:this|that) helps|(?:i['’]m|i am) sorry, but i (?:can|do)"
+    r"|i (?:have )?made (?:a (?:couple of|few) |some )?(?:minor |small )?(?:tweak|change|edit)s? to the"
+    r"|(?:here|below|these|this|that)(?:['’]s| is| are)(?: just)?(?: [\w-]+){0,3}"
+    r" (?:example|list|version|sample|summary|revision|rewrite|draft|breakdown|explanation|recipe)s?\b"
+    r"|(?:can|could) you (?:help me|tell|provide|give|explain|describe|rewrite)"
+    r"|how (?:would you|does that sound|do you plan)|the answer(?: is)?:|the (?:next |first )?(?:sentence|phrase)\b"
+    r"|this (?:list|story|sentence|response) (?:can|is|has)|in (?:an?|this|the) (?:story|scene|sentence|example),)",
+    re.IGNORECASE,
+)
 # After these, a straight quotation mark closes.
 _BEFORE_CLOSING = re.compile(r"[\w.,;:!?…%)\]’'*]")
 

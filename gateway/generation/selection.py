@@ -16,6 +16,7 @@ from functools import partial
 
 from msgspec import structs
 
+from gateway.generation.english import CHAT_VOICE
 from gateway.generation.request import (
     BranchEvent,
     BranchFailure,
@@ -35,6 +36,7 @@ REJECTION_DETAILS = {
     "not_text": "It had bytes that are no character, or control characters.",
     "loop": "It repeated itself.",
     "repeats_context": "It only repeated the text before it.",
+    "chat_voice": "It answered the writer instead of continuing the text.",
     "no_word": "It did not contain a whole word; allow a greater length.",
     "empty": "The model ended the text here.",
     "no_prediction": "There was no other word to predict.",
@@ -64,6 +66,7 @@ class SelectionPolicy:
         min_probability: predictions are cut after the last word that is this probable together with all before it;
             those without such a word are rejected, and none is replaced.
         is_idea: completions are ideas for a writer, which end with a sentence or clause and copy nothing.
+        rejects_chat: reject those in which a chat model answers the writer, unless the prompt has such a voice.
         min_familiarity: if the prompt's score (`shared.protocol.Done.prompt_score`) is below it, all completions are
             rejected, and none is replaced. None: whatever the score.
     """
@@ -78,6 +81,7 @@ class SelectionPolicy:
     min_usefulness: float | None = None
     min_probability: float = 0.0
     is_idea: bool = False
+    rejects_chat: bool = False
     min_familiarity: float | None = None
 
 
@@ -218,6 +222,8 @@ class Selection:
             return reason
         if policy.is_idea and repeats_run(text, policy.prompt):
             return "repeats_context"
+        if policy.rejects_chat and CHAT_VOICE.search(text) and not CHAT_VOICE.search(policy.prompt):
+            return "chat_voice"
         for other in self._selected.values():
             if text == other.text:
                 return "duplicate"

@@ -46,6 +46,7 @@ class Checkpoint:
         warning: a sentence for the people who start or use this instance.
         n_ctx: context size in tokens.
         note: a sentence for the people who start this instance: why it is this model, and how it is served.
+        is_chat: it has a chat template.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Checkpoint:
     n_ctx: int
     vocab_size: int
     note: str | None = None
+    is_chat: bool = False
 
 
 def ignore_progress(stage: str, fraction: float) -> None:
@@ -152,9 +154,10 @@ def resolve_smollm2(
 def check(name: str, directory: Path, source: str, warning: str | None = None, note: str | None = None) -> Checkpoint:
     """The checkpoint in `directory`, if it is whole; raises as `resolve`."""
     n_ctx, vocab_size = inspect(directory)
-    if note is None and _has_chat_template(directory):
+    is_chat = _has_chat_template(directory)
+    if note is None and is_chat:
         note = f"{name} {CHAT_NOTE}."
-    return Checkpoint(name, str(directory), source, warning, n_ctx, vocab_size, note)
+    return Checkpoint(name, str(directory), source, warning, n_ctx, vocab_size, note, is_chat)
 
 
 def _has_chat_template(directory: Path) -> bool:

@@ -171,13 +171,16 @@ def test_loops_and_repetitions_are_rejected_except_from_greedy_decoding() -> Non
     [
         (" there: the Old man looked at the sea", "", ["repeats_context"]),
         (" there. The old man looked at her", "", []),  # five words
+        ("\n\nI’d be happy to help with that.", "", ["chat_voice"]),
+        (" left. I made a couple of minor tweaks to the text", "", ["chat_voice"]),
+        (" left. I’d be happy to help.", ". Sure, I said. I", []),
     ],
 )
-def test_an_idea_copies_nothing(text: str, end: str, expected: list[str]) -> None:
+def test_an_idea_copies_nothing_and_does_not_answer_the_writer(text: str, end: str, expected: list[str]) -> None:
     prompt = f"The old man looked at the sea, and wept. I was{end}"
-    idea = replace(POLICY, prompt=prompt, num_suggestions=1, is_idea=True)
+    idea = replace(POLICY, prompt=prompt, num_suggestions=1, is_idea=True, rejects_chat=True)
     assert codes(select(result(0, token_texts(text)), policy=idea)) == expected
-    assert codes(select(result(0, token_texts(text)), policy=replace(idea, is_idea=False))) == []
+    assert codes(select(result(0, token_texts(text)), policy=replace(idea, is_idea=False, rejects_chat=False))) == []
 
 
 def predicted(branch: int, text: str, usefulness: float) -> BranchResult:

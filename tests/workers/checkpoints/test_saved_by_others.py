@@ -160,10 +160,10 @@ def test_a_llama_needs_its_tokenizer_json(tmp_path: Path) -> None:
 
 def test_a_chat_model_says_how_it_is_served(tmp_path: Path) -> None:
     save(tmp_path)
-    assert resolve("x", str(tmp_path)).note is None
+    assert (resolve("x", str(tmp_path)).note, resolve("x", str(tmp_path)).is_chat) == (None, False)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     note = "x is a chat model, served as a plain text model without its chat template."
-    assert resolve("x", str(tmp_path)).note == note
+    assert (resolve("x", str(tmp_path)).note, resolve("x", str(tmp_path)).is_chat) == (note, True)
 
 
 def test_an_adapter_alone_is_refused_with_the_command_that_merges_it(tmp_path: Path) -> None:
