@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-# The number of this protocol, one more with each change that the other side has to know of: 2 has `score_last`. Gateway
-# and worker work together if either is at least the oldest that the other knows.
-PROTOCOL = 2
+# The number of this protocol, one more with each change that the other side has to know of: 2 has `score_last`, 3
+# `score_prior`. Gateway and worker work together if either is at least the oldest that the other knows.
+PROTOCOL = 3
 OLDEST_PROTOCOL = 1
 SCORING_PROTOCOL = 2
+PRIOR_PROTOCOL = 3
 MAX_SEED = 2**63 - 1
 # Bytes of typed text that token healing forces, so at most as many tokens carry nothing else.
 MAX_TYPED_TOKENS = 32
@@ -96,6 +97,8 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     With `score_last`, the worker reports how well the model knows this number of tokens at the end of the prompt
     (`prompt_score`); 0 reports nothing.
 
+    With `score_prior`, the worker reports how likely the generated tokens are without the prompt (`prior_logprobs`).
+
     With `suffix`, the text that follows the gap, the returned text is cut where it runs into that, and no `token` lines
     are sent.
 
@@ -112,6 +115,7 @@ class GenerateRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     special_as_text: bool = False
     suffix: str = ""
     score_last: Annotated[int, Meta(ge=0, le=MAX_SCORED_TOKENS)] = 0
+    score_prior: bool = False
     sampling: Sampling = Sampling()
     predict: Prediction | None = None
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
@@ -193,6 +197,9 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     `prompt_score` is the mean log-probability of the characters of the last `score_last` tokens of the prompt, without
     what precedes them, in nats; a character below −4 counts as that. Null if it was not requested, or if there are too
     few tokens.
+
+    `prior_logprobs`: the log-probability of each token, given those before it without the prompt. Null if it was not
+    requested, or if the branch ended before it was known.
     """
 
     text: str
@@ -206,6 +213,7 @@ class Done(Struct, kw_only=True, tag="done", tag_field="event"):
     replaces: Count = 0
     fit: Finite | None = None
     prompt_score: Finite | None = None
+    prior_logprobs: list[Logprob] | None = None
     finish_reason: str
     num_prompt_tokens: Count
     cached_tokens: Count

@@ -2,7 +2,8 @@
 
 By it the gateway tells text that the model can continue from text in a language that it does not know. The scored
 tokens are a prompt of their own, so the score depends on them alone, and the prompt's cached keys and values stay as
-they are. Knows the engine and the codec; does not know HTTP, and how the branch makes its text.
+they are. So are the tokens of an idea, which is scored without its prompt: the gateway ranks ideas by the difference
+that the prompt makes. Knows the engine and the codec; does not know HTTP, and how the branch makes its text.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Protocol
 
 from msgspec import structs
 
-from shared.protocol import Done, GenerateLine, GenerateRequest, Token
+from shared.protocol import FINISH_REASONS, Done, GenerateLine, GenerateRequest, Token
 from workers.codec import Codec
 from workers.engine.engine import Engine
+from workers.engine.failures import EngineNotReady
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.result_stream import ResultStream
 
@@ -68,6 +70,43 @@ class ScoredBranch:
         self.branch.close()
 
 
+@dataclass(slots=True, eq=False)
+class PriorBranch:
+    """A branch whose last line says how likely its tokens are without the prompt, unless the deadline passes first.
+    With the interface of `workers.service.Branch`."""
+
+    branch: ScorableBranch
+    engine: Engine
+    engine_request: EngineRequest
+    _results: ResultStream | None = field(init=False, default=None)
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]:
+        for lines in self.branch:
+            yield [self._with_prior(line) if isinstance(line, Done) else line for line in lines]
+
+    def _with_prior(self, line: Done) -> Done:
+        if not line.token_ids or line.finish_reason not in FINISH_REASONS:  # cancelled
+            return line
+        request = _echo((self.engine.start_id, *line.token_ids), self.engine_request)
+        try:
+            [self._results] = self.engine.submit_group([request], is_follow_up=True)
+        except EngineNotReady:  # it drains
+            return line
+        logprobs = [logprob for logprob in self._results.result().prompt_logprobs if logprob is not None]
+        return structs.replace(line, prior_logprobs=logprobs) if len(logprobs) == len(line.token_ids) else line
+
+    def cancel(self) -> None:
+        """As `workers.service.Branch.cancel`."""
+        self.branch.cancel()
+        if self._results is not None:
+            self._results.cancel()
+
+    def close(self) -> None:
+        """As `workers.service.Branch.close`."""
+        self.cancel()
+        self.branch.close()
+
+
 def scored(
     branch: ScorableBranch, request: GenerateRequest, engine: Engine, codec: Codec, now: float
 ) -> ScoredBranch | None:
@@ -95,12 +134,17 @@ def scoring_request(request: GenerateRequest, codec: Codec, now: float) -> Engin
     ids = whole.prompt_ids[-request.score_last - 1 :]  # the first has nothing before it
     if len(ids) <= MIN_TOKENS:
         return None
+    return _echo(ids, whole)
+
+
+def _echo(ids: tuple[int, ...], own: EngineRequest) -> EngineRequest:
+    """What computes the log-probabilities of tokens, of a branch with the request `own`."""
     return EngineRequest(
         ids,
         SamplingParams(max_new_tokens=0),
         seed=0,
-        deadline=whole.deadline,
-        cache_scope=whole.cache_scope,
+        deadline=own.deadline,
+        cache_scope=own.cache_scope,
         echo_logprobs=True,
     )
 

@@ -59,7 +59,7 @@ from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.result_stream import ResultStream
 from workers.gap_filler import GapBranch, GapFiller
 from workers.predictor import PredictedBranch, Predictor
-from workers.prompt_score import ScoredBranch, scored
+from workers.prompt_score import PriorBranch, ScoredBranch, scored
 from workers.respelling import RespelledBranch, plain_request
 from workers.text.tokenizer import Tokenizer
 from workers.text.typography import Typography
@@ -203,7 +203,7 @@ class SlotService:
 
     def _branch(
         self, request: GenerateRequest, codec: Codec, started_at: float, now: float
-    ) -> Branch | GapBranch | PredictedBranch:
+    ) -> Branch | GapBranch | PredictedBranch | PriorBranch:
         if request.predict is not None:
             return self._predictor.join(request, codec, now, partial(self._finish, request, started_at))
         if request.suffix:
@@ -214,7 +214,8 @@ class SlotService:
         if request.suffix:
             filler = GapFiller(self._engine, codec, request, engine_request)
             return GapBranch(request, engine_request, results, codec, filler, on_finish)
-        return Branch(request, engine_request, results, codec, on_finish, self._accepted_delay_s)
+        branch = Branch(request, engine_request, results, codec, on_finish, self._accepted_delay_s)
+        return PriorBranch(branch, self._engine, engine_request) if request.score_prior else branch
 
     def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Begin to tokenize a text of any length. Its result is computed in the caller's thread, beside the engine.
@@ -491,7 +492,7 @@ class Branch:
         self.on_finish(self.results.result())
 
 
-AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch | ScoredBranch | RespelledBranch
+AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch | PriorBranch | ScoredBranch | RespelledBranch
 
 
 def _to_wall_clock(monotonic_s: float | None) -> float | None:

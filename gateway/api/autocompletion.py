@@ -158,6 +158,7 @@ class Autocompletion:
             heals=request.clean,
             special_as_text=True,
             num_scored_tokens=MAX_SCORED_TOKENS if request.familiar_only else 0,
+            scores_prior=_is_idea(request),
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
             deadline=deadline,

@@ -35,7 +35,7 @@ from gateway.pool.slot_table import ASIDE_S
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text
-from shared.protocol import MAX_TYPED_TOKENS, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
+from shared.protocol import MAX_TYPED_TOKENS, PRIOR_PROTOCOL, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
 from shared.tracing import NO_TRACING, Tracing
 
 MAX_ATTEMPTS = 3
@@ -325,6 +325,7 @@ class Fanout:
         if context.ends_workers:
             raise BranchError("slot_lost", "Two workers have ended during this request.", is_retryable=False)
         model = self._admission.models.get(spec.model)
+        protocol = self._protocol(spec, slot)
         request = GenerateRequest(
             prompt=_needed_text(spec, branch.prompt, model.n_ctx) if isinstance(branch.prompt, str) else None,
             prompt_ids=None if isinstance(branch.prompt, str) else branch.prompt,
@@ -332,7 +333,8 @@ class Fanout:
             heal=spec.heals,
             special_as_text=spec.special_as_text,
             suffix=spec.suffix,
-            score_last=self._num_scored_tokens(spec, branch, slot),
+            score_last=spec.num_scored_tokens if not branch.index and protocol >= SCORING_PROTOCOL else 0,
+            score_prior=spec.scores_prior and protocol >= PRIOR_PROTOCOL,
             sampling=branch.sampling,
             predict=branch.predict,
             seed=branch.seed,
@@ -358,12 +360,10 @@ class Fanout:
                     return last
         raise BranchError("broken", "The worker ended the response before its last line.")
 
-    def _num_scored_tokens(self, spec: GenerationSpec, branch: BranchSpec, slot: int) -> int:
-        """0 also if the worker is of an earlier version, which knows no scores: the request is answered without one."""
-        if branch.index or not spec.num_scored_tokens:
-            return 0
-        state = self._admission.states().get(slot)
-        return spec.num_scored_tokens if state is not None and state.protocol >= SCORING_PROTOCOL else 0
+    def _protocol(self, spec: GenerationSpec, slot: int) -> int:
+        """What the worker knows of scores, if any are wanted: one of an earlier version answers without them."""
+        state = self._admission.states().get(slot) if spec.num_scored_tokens or spec.scores_prior else None
+        return state.protocol if state is not None else 0
 
     def _read_to_end(self, slot: int, batches: Iterator[object]) -> None:
         """So that the connection can be reused."""

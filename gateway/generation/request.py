@@ -61,6 +61,7 @@ class GenerationSpec:
             typed it; False: it is that token.
         echoes: report the prompt's tokens and their log-probabilities.
         num_scored_tokens: tokens at the end of the prompt of which branch 0 reports how well the model knows them.
+        scores_prior: report how likely the generated tokens are without the prompt.
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
         suffix: the beginning of the text after the gap that completions fill; blank if there is no gap.
         deadline: `time.monotonic()` time.
@@ -87,6 +88,7 @@ class GenerationSpec:
     special_as_text: bool = False
     echoes: bool = False
     num_scored_tokens: int = 0
+    scores_prior: bool = False
     num_top_logprobs: int | None = None
     is_streamed: bool = False
     predict: Prediction | None = None

@@ -3,7 +3,8 @@
 Or every completion, as the model ended it, for a request that wants them unchanged.
 
 A suggestion's score is the mean log-probability of its tokens under the model's unmodified distribution: completions of
-different lengths compare, and sampling settings do not favour unlikely tokens. Fills of a gap are ranked by how well
+different lengths compare, and sampling settings do not favour unlikely tokens. Ideas are ranked by what they owe to the
+prompt (Li et al. 2016, arXiv 1510.03055), since what suits every text has a high score, too; fills of a gap by how well
 they fit.
 """
 
@@ -29,6 +30,9 @@ from gateway.generation.trimming import is_alike, rejection_reason, repeats_run,
 from shared.protocol import Done
 from shared.text import NOT_TEXT, expected_keys
 
+# Share of the log-probability without the prompt that is subtracted from an idea's. Subtracting all favours what is
+# odd: of 60 pairs of a good and a bad idea for one text, that orders 39 rightly, half of it 44, and the score alone 37.
+PRIOR_WEIGHT = 0.5
 # Codes of rejected completions.
 REJECTION_DETAILS = {
     "duplicate": "It was the same as another.",
@@ -93,12 +97,14 @@ class Suggestion:
         text: trimmed.
         num_tokens: generated tokens that begin within `text`, without those that only repeat typed text (healing).
         score: mean log-probability of these tokens; None if there are none.
+        gain: the score less `PRIOR_WEIGHT` of that without the prompt; None if that is not known.
         result: the completion as it came.
     """
 
     text: str
     num_tokens: int
     score: float | None
+    gain: float | None
     result: BranchResult
 
 
@@ -169,6 +175,10 @@ class Selection:
         An empty completion (the model ended the text at once) is a suggestion only if there is no other.
         """
         suggestions = sorted(self._selected.values(), key=partial(_rank, fills_gap=self._policy.fills_gap))
+        if self._policy.is_idea:
+            if all(one.gain is not None for one in suggestions):
+                suggestions.sort(key=lambda one: -(one.gain or 0.0))
+            suggestions.sort(key=lambda one: one.text.startswith("\n"))  # a writer seldom wants another paragraph
         if not suggestions and self._empty:
             suggestions = [_suggestion(self._empty[0], "")]
         failures = list(self._failures)
@@ -285,8 +295,15 @@ def _suggestion(result: BranchResult, text: str) -> Suggestion:
         return Suggestion(text, 0, None, result)
     begins = [0, *done.ends[done.num_typed_tokens : -1]]
     num_tokens = min(sum(begin < len(text) for begin in begins), done.num_kept_tokens - done.num_typed_tokens)
-    logprobs = done.logprobs[done.num_typed_tokens :][:num_tokens]
-    return Suggestion(text, num_tokens, sum(logprobs) / len(logprobs) if logprobs else None, result)
+    own = slice(done.num_typed_tokens, done.num_typed_tokens + num_tokens)
+    score, prior = _mean(done.logprobs[own]), _mean((done.prior_logprobs or [])[own])
+    return Suggestion(
+        text, num_tokens, score, None if score is None or prior is None else score - PRIOR_WEIGHT * prior, result
+    )
+
+
+def _mean(logprobs: list[float]) -> float | None:
+    return sum(logprobs) / len(logprobs) if logprobs else None
 
 
 def _rank(suggestion: Suggestion, *, fills_gap: bool) -> tuple[float, int]:

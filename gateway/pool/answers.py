@@ -121,9 +121,11 @@ class AnswerCheck:
         self._check_score(line)
         ids = line.token_ids
         number = len(ids)
+        if not self._request.score_prior:
+            line.prior_logprobs = None
         if line.finish_reason not in FINISH_REASONS:
             raise InvalidAnswer("an unknown finish_reason")
-        if not len(line.logprobs) == len(line.ends) == number:
+        if not len(line.logprobs) == len(line.ends) == len(line.prior_logprobs or ids) == number:
             raise InvalidAnswer("lists of different lengths")
         if not line.num_typed_tokens <= line.num_kept_tokens <= number:
             raise InvalidAnswer("more tokens kept than generated")

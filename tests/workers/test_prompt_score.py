@@ -110,8 +110,17 @@ def test_it_leaves_the_text_as_it_is(service: SlotService) -> None:
 
 def test_a_cancelled_branch_leaves_nothing_in_the_engine(service: SlotService) -> None:
     sampling = Sampling(max_new_tokens=900)
-    branch = service.submit(GenerateRequest(prompt=KNOWN, score_last=32, sampling=sampling))
+    branch = service.submit(GenerateRequest(prompt=KNOWN, score_last=32, score_prior=True, sampling=sampling))
     branch.cancel()
     assert isinstance([line for lines in branch for line in lines][-1], Done)
     branch.close()
     wait_until(lambda: service.state().in_flight == 0)
+
+
+@pytest.mark.parametrize("prompt", ["", KNOWN, KNOWN.replace("The old", "“The old") + "”"])
+def test_tokens_are_scored_without_their_prompt(service: SlotService, prompt: str) -> None:
+    """Also where the text is respelled. Without a prompt, that is how likely they were."""
+    done = lines_of(service, prompt, sampling=Sampling(max_new_tokens=12), seed=5, score_last=0, score_prior=True)[-1]
+    assert isinstance(done, Done)
+    assert done.prior_logprobs is not None
+    assert (done.prior_logprobs == pytest.approx(done.logprobs, abs=0.01)) == (not prompt)

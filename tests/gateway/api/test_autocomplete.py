@@ -163,8 +163,8 @@ def test_an_idea_may_take_more_tokens_and_is_cut_where_its_sentence_ends(make_ap
     body = api.complete(strategy="idea", length=8, n_samples=1).json
     assert [sentence["value"] for sentence in body["sentences"]] == [" the sea was calm and he could see the boat."]
     api.complete(strategy="idea", length=8, n_samples=1, suffix=" and left.")
-    calls = [call.sampling.max_new_tokens for call in api.pool.workers[0].calls]
-    assert calls == [8 + IDEA_TOKENS, 8]
+    calls = [(call.sampling.max_new_tokens, call.score_prior) for call in api.pool.workers[0].calls]
+    assert calls == [(8 + IDEA_TOKENS, True), (8, False)]
 
 
 def test_without_cleaning_completions_are_answered_as_the_model_made_them(make_api: MakeApi) -> None:

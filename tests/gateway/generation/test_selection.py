@@ -183,6 +183,22 @@ def test_an_idea_copies_nothing_and_does_not_answer_the_writer(text: str, end: s
     assert codes(select(result(0, token_texts(text)), policy=replace(idea, is_idea=False, rejects_chat=False))) == []
 
 
+def test_ideas_are_ordered_by_what_they_owe_to_the_prompt_if_it_is_known_of_all() -> None:
+    idea = replace(POLICY, is_idea=True)
+    known = [
+        replace(one, done=structs.replace(one.done, prior_logprobs=[3 * one.done.logprobs[0]])) for one in (A, B, C)
+    ]
+    answer = select(*known, policy=idea)
+    assert [(one.text, one.score, one.gain) for one in answer.suggestions] == [
+        (" the sea", -3, 1.5),
+        (" nothing", -2, 1),
+        (" a gull", -1, 0.5),
+    ]
+    assert texts(select(*known[:2], C, policy=idea)) == texts(select(*known)) == texts(answer)[::-1]
+    paragraph = replace(known[0], done=structs.replace(known[0].done, text="\nThe sea"))
+    assert texts(select(paragraph, *known[1:], policy=idea)) == [" nothing", " a gull", "\nThe sea"]
+
+
 def predicted(branch: int, text: str, usefulness: float) -> BranchResult:
     found = result(branch, [text] if text else [""])
     return replace(found, done=structs.replace(found.done, usefulness=usefulness))

@@ -248,16 +248,16 @@ def test_no_text_is_streamed_before_it_is_known_whether_the_model_knows_the_prom
 
 def test_a_worker_of_an_earlier_version_is_not_asked_for_a_score(make_pool: MakePool) -> None:
     """It would refuse the request. The suggestions are shown: nothing says that the model does not know the text."""
-    asked: list[int] = []
+    asked: list[tuple[int, bool]] = []
 
     def respond(request: GenerateRequest) -> Iterator[Step]:
-        asked.append(request.score_last)
+        asked.append((request.score_last, request.score_prior))
         yield from completion(request, " the sea was calm.")
 
     pool = make_pool(respond)
     pool.admission.update(0, msgspec.structs.replace(pool.admission.states()[0], protocol=1))
-    context = RequestContext(make_spec(num_completions=1, num_scored_tokens=32))
+    context = RequestContext(make_spec(num_completions=1, num_scored_tokens=32, scores_prior=True))
     pool.fanout.start(context)
     outputs = list(suggest(context, pool.fanout, replace(policy_of(context), min_familiarity=-2.5)))
-    assert asked == [0]
+    assert asked == [(0, False)]
     assert len(final(outputs).suggestions) == 1
