@@ -123,7 +123,7 @@ class Suggestions:
         # By its number the server knows the newest; requests go by several connections, and overtake each other.
         body: dict[str, Any] = {"context": caret.context, "session": self.session, "sequence": self.num_requests}
         body["familiar_only"] = True
-        body["strategy"] = "sample" if is_idea else "predict"
+        body["strategy"] = "idea" if is_idea else "predict"
         if trigger is not Trigger.ASKED and not is_idea:
             body["min_probability"] = settings.min_probability
         if suffix := trim_suffix(caret.after):

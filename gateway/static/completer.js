@@ -653,8 +653,8 @@ export class Completer {
   }
 
   /**
-   * The writer thinks: show one idea, to the end of its clause, and list the others. What is on show stays, unless the idea
-   * continues it or it is a fragment that was left standing.
+   * The writer thinks: show one idea, to the end of its sentence, and list the others. What is on show stays, unless the
+   * idea continues it or it is a fragment that was left standing.
    */
   async #requestIdea() {
     if (this.#session || this.#shown.isChosenByUser || this.#isMisspelled) return;
@@ -707,7 +707,7 @@ export class Completer {
     const isChecked = this.#isUnfamiliar || !isNear || fields.strategy !== "predict";
     // Always send a seed, so that `explain` can repeat the request: a seed chosen by the server may exceed 2⁵³.
     const request = {
-      seed: randomSeed(), ...(isChecked && { familiar_only: true }), ...this.#getRequestFields(), ...fields, context: trimContext(before),
+      seed: randomSeed(), strategy: "idea", ...(isChecked && { familiar_only: true }), ...this.#getRequestFields(), ...fields, context: trimContext(before),
       ...(suffix && { suffix }),
       // Predictions are more often what is missing before a text than ideas are.
       ...(hasTextAfter(after) && { strategy: "predict" }),

@@ -1,7 +1,7 @@
 // One request and its suggestions: streamed text, and what of it still agrees with the document.
 // It does not know HTTP, timers or the editor.
 
-import { firstClause, isInsideWord, isSameText, typedSince } from "./text.js";
+import { firstSentence, isInsideWord, isSameText, typedSince } from "./text.js";
 
 /** @typedef {import("./client.js").AutocompleteResponse} AutocompleteResponse */
 /** @typedef {import("./client.js").RequestFields} RequestFields */
@@ -75,7 +75,7 @@ export class SuggestionSession {
   explanation = null;
   /** The order of the candidates must not change any more: the writer chose or accepted one of them. */
   isOrderFixed = false;
-  /** Sent when the writer stood still: one idea, to the end of its clause. */
+  /** Sent when the writer stood still: one idea, to the end of its sentence. */
   isIdea = false;
 
   /**
@@ -141,7 +141,7 @@ export class SuggestionSession {
     this.response = response;
     this.candidates = response.sentences.map((sentence, branch) => {
       const candidate = new Candidate(this, branch);
-      candidate.text = this.isIdea ? firstClause(sentence.value) : sentence.value;
+      candidate.text = this.isIdea ? firstSentence(sentence.value) : sentence.value;
       candidate.sentence = sentence;
       return candidate;
     });

@@ -106,7 +106,7 @@ class Editor(ObservedPage):
         super()._record_request(request)
         if request.url.endswith("/autocomplete"):
             body = json.loads(request.post_data or "{}")
-            is_idea = body and not body.keys() & {"strategy", "stream", "explain"}
+            is_idea = body.get("strategy") == "idea" and not body.keys() & {"stream", "explain"}
             (self.ideas if is_idea else self.requests).append(body)
 
     def wait_until_ready(self) -> None:

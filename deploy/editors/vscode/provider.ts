@@ -85,7 +85,7 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
       context,
       ...(suffix && { suffix }),
       ...(isExplicit || settings.mode === "pauses"
-        ? { strategy: "sample" } : { strategy: "predict", min_probability: settings.minProbability }),
+        ? { strategy: "idea" } : { strategy: "predict", min_probability: settings.minProbability }),
       familiar_only: true,
       single_line: after.trim() !== "",
       ...(settings.model && { model_size: settings.model }),

@@ -22,7 +22,7 @@ def test_keys_are_answered_with_words_and_a_wish_with_ideas() -> None:
     own = {"context": "The se", "session": suggestions.session, "sequence": 1, "familiar_only": True}
     assert typed == own | {"strategy": "predict", "min_probability": 0.5}
     asked = suggestions.request(caret("The se"), Trigger.ASKED, LIVE)
-    ideas = own | {"strategy": "sample"}
+    ideas = own | {"strategy": "idea"}
     assert asked == ideas | {"sequence": 2}
     assert suggestions.request(caret("The se"), Trigger.LISTED, LIVE) == typed | {"sequence": 3}
     pauses = EditorSettings(mode="pauses", model="small")
@@ -68,7 +68,7 @@ def test_before_text_on_the_line_the_gap_is_filled() -> None:
     assert (found["suffix"], found["strategy"]) == ("and calm", "predict")
     found = Suggestions().request(caret("“*The sea", "*.”"), Trigger.ASKED, LIVE)
     assert found is not None
-    assert (found["suffix"], found["strategy"]) == (".”", "sample")
+    assert (found["suffix"], found["strategy"]) == (".”", "idea")
 
 
 def test_what_agrees_with_the_typed_text_stays() -> None:

@@ -29,7 +29,7 @@ async function run(ms) {
 }
 const ideas = [], predictions = [];
 const complete = ({ strategy }) => new Promise((done) => {
-  (strategy ? predictions : ideas).push(nowMs);
+  (strategy === "predict" ? predictions : ideas).push(nowMs);
   const sentences = answer(strategy).map(([value, usefulness]) => ({ value, usefulness, seed: 1 }));
   setTimeout(() => done({ id: "1", sentences }), latencyMs);
 });
@@ -83,7 +83,7 @@ def test_an_idea_is_requested_on_time_in_every_rhythm(npm_package: NpmPackage) -
 
 FRAGMENT = """
 latencyMs = LATENCY_MS;
-answer = (strategy) => strategy ? [["FRAGMENT", 9]].slice(predictions.length - 1) : [[" old man was gone,", 9]];
+answer = (name) => name === "predict" ? [["FRAGMENT", 9]].slice(predictions.length - 1) : [[" old man was gone,", 9]];
 await type("The", 900);
 WRITER
 await run(3000);
@@ -113,7 +113,7 @@ def test_an_idea_replaces_a_fragment_that_was_left_standing(
 ALTERNATIVES = """
 completer.minUsefulness = 2;
 const answers = ANSWERS, found = IDEAS;
-answer = (strategy) => (strategy ? answers.shift() ?? [] : found);
+answer = (strategy) => (strategy === "predict" ? answers.shift() ?? [] : found);
 await type("a", 100);
 await type("b", found.length ? 3000 : 100);
 print(shown());
