@@ -121,7 +121,7 @@ class Codec:
     def word_logprob(
         self, ids: Sequence[int], logprobs: Sequence[float], lowest: float, min_tokens: int
     ) -> float | None:
-        """The mean log-probability of the characters of words. Capitals, numbers and marks alone say little about a language.
+        """The mean log-probability of the characters of words. Capitals, numbers and marks say little about a language.
 
         Args:
             ids: of tokens of a prompt.

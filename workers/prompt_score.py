@@ -150,7 +150,7 @@ def _echo(ids: tuple[int, ...], own: EngineRequest) -> EngineRequest:
 
 
 def prompt_score(codec: Codec, engine_request: EngineRequest, output: SequenceOutput) -> float | None:
-    """The score in nats per character of words. None if the deadline passed first, or if too few tokens are of words."""
+    """The score in nats per character of words. None if the deadline passed first, or if few tokens are of words."""
     logprobs = [logprob for logprob in output.prompt_logprobs if logprob is not None]
     if not logprobs:
         return None

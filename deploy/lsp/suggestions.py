@@ -150,9 +150,7 @@ class Suggestions:
         return [
             Offer(sentence.value.removeprefix(typed), answer.id, index)
             for index, sentence in enumerate(answer.sentences)
-            if sentence.usefulness >= min_usefulness
-            and sentence.value.startswith(typed)
-            and sentence.value != typed
+            if sentence.usefulness >= min_usefulness and sentence.value.startswith(typed) and sentence.value != typed
         ]
 
 

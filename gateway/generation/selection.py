@@ -292,7 +292,7 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
 def _suggestion(result: BranchResult, text: str) -> Suggestion:
     done = result.done
     if done.replaces:  # the tokens are those of the misspelled word
-        return Suggestion(text, 0, None, result)
+        return Suggestion(text, 0, None, None, result)
     begins = [0, *done.ends[done.num_typed_tokens : -1]]
     num_tokens = min(sum(begin < len(text) for begin in begins), done.num_kept_tokens - done.num_typed_tokens)
     own = slice(done.num_typed_tokens, done.num_typed_tokens + num_tokens)
