@@ -3,7 +3,6 @@
 // It does not access the editor or the page: the editor passes functions that return the text around the caret, insert
 // text and show a `View`. `Client` sends the HTTP requests.
 
-import { AdaptiveDebounce } from "./adaptive_debounce.js";
 import { Backoff } from "./backoff.js";
 import { Client, Problem } from "./client.js";
 import { FeedbackReports } from "./feedback_reports.js";
@@ -101,6 +100,9 @@ const RETRY_AFTER_MS = 1000;
 /** A request whose answer has not begun, or not gone on, for this long is cancelled. */
 const MAX_SILENCE_MS = 20_000;
 
+/** In pauses mode, a writer who has pressed no key for this long pauses. */
+const PAUSE_MS = 400;
+
 /** A writer who has stood still for this long thinks, and is shown one idea, whatever the rhythm of their typing. */
 const IDEA_DELAY_MS = 1200;
 
@@ -127,7 +129,6 @@ export class Completer {
   #shown = new ShownSuggestions();
   #list = new ListTiming(() => this.#render());
   #backoff = new Backoff();
-  #debounce = new AdaptiveDebounce();
   #reports;
   /** The suggestion that is being accepted word by word. @type {{candidate: Candidate, before: TextBefore, text: string}|null} */
   #accepted = null;
@@ -152,7 +153,6 @@ export class Completer {
   #isMisspelled = false;
   /** Where the model was last asked whether it knows the text. */
   #familiarityEnd = -Infinity;
-  #isInserting = false;
   /** The next Tab belongs to the editor, to leave the field. */
   #isTabFree = false;
   /** The last chord, if it was handled. It may be held down. */
@@ -290,7 +290,7 @@ export class Completer {
 
   /**
    * The editor's text has changed: suggestions that no longer agree with it disappear. In live mode, insertions request
-   * predictions; in pauses mode they start the debounce. Deletions, undo, and compositions that an input method is going
+   * predictions; in pauses mode they start its delay. Deletions, undo, and compositions that an input method is going
    * to convert do neither; after a deletion, a pause brings an idea as after `returned`.
    * @param {Change} [change]  The `input` event, for example; `{}` at the end of a composition. Default: typing.
    */
@@ -308,8 +308,7 @@ export class Completer {
     const isShorter = Boolean(deleted) || (isComposing && deleted === "");
     const isInsertion =
       inputType.startsWith("insert") && !isShorter && !(isComposing && this.#willBeConverted(before.text));
-    if (isInsertion && !this.#isInserting) this.#debounce.recordKey(performance.now());
-    this.#list.recordKey(this.#debounce.delayMs);
+    this.#list.recordKey();
     const isFitting = this.#lastLine === this.#line; // else what is shown was to fit before another text
     this.#rememberText();
     this.#isResponseEmpty = this.#isMisspelled = false;
@@ -603,7 +602,7 @@ export class Completer {
       void this.#requestPredictions();
       this.#thinkFor(IDEA_DELAY_MS);
     } else {
-      this.#pauseTimer = setTimeout(() => this.#requestAtPause(), this.#debounce.delayMs);
+      this.#pauseTimer = setTimeout(() => this.#requestAtPause(), PAUSE_MS);
     }
   }
 
@@ -867,9 +866,7 @@ export class Completer {
 
   /** @param {string} text  @param {boolean} hasSpace  A space comes with it. @param {number} [numReplaced] */
   #insertText(text, hasSpace, numReplaced = 0) {
-    this.#isInserting = true; // insertions are not keystrokes and must not affect the debounce
     this.#insert(hasSpace ? `${text} ` : text, numReplaced);
-    this.#isInserting = false;
     if (hasSpace || COMMA.test(text)) this.#beforeAccepted = this.#getBefore();
   }
 

@@ -2,7 +2,7 @@
 // suggestion and the writer have stood still. It never flickers. This module does not know what is in the list.
 
 /** The first suggestion must have been the same for this long, without a key, before an unasked list is shown. */
-const MIN_STILL_MS = 300;
+const MIN_STILL_MS = 400;
 
 /** A list stays open for at least this long, unless the writer accepts, dismisses or moves away. */
 const MIN_OPEN_MS = 400;
@@ -10,7 +10,6 @@ const MIN_OPEN_MS = 400;
 export class ListTiming {
   isOpen = false;
   #openedAtMs = 0;
-  #stillMs = MIN_STILL_MS;
   /** What the first place shows. @type {object|null} */
   #first = null;
   /** @type {"now"|"still"|"never"} */
@@ -38,12 +37,8 @@ export class ListTiming {
     else if (hasMoved || when === "never") this.#closeLater();
   }
 
-  /**
-   * The writer pressed a key: an unasked list waits anew.
-   * @param {number} pauseMs  Time without a key that is a pause in this writer's rhythm.
-   */
-  recordKey(pauseMs) {
-    this.#stillMs = Math.max(MIN_STILL_MS, pauseMs);
+  /** The writer pressed a key: an unasked list waits anew. */
+  recordKey() {
     if (!this.isOpen) this.#openLater();
   }
 
@@ -63,7 +58,7 @@ export class ListTiming {
   #openLater() {
     clearTimeout(this.#timer);
     if (!this.#first || this.#when === "never") return;
-    this.#timer = setTimeout(() => (this.#open(), this.#onChange()), this.#stillMs);
+    this.#timer = setTimeout(() => (this.#open(), this.#onChange()), MIN_STILL_MS);
   }
 
   #closeLater() {

@@ -104,7 +104,7 @@ def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage)
 
 
 def test_steady_typing_sends_no_request(open_page: OpenPage) -> None:
-    """The adaptive debounce is longer than the intervals of 60 to 120 ms between these keys."""
+    """The delay of the mode pauses is longer than the intervals of 60 to 120 ms between these keys."""
     editor = open_page(mode="pauses")
     text = OPENING[:20]
     editor.text.focus()
@@ -227,7 +227,7 @@ def test_typing_what_a_suggestion_says_sends_no_request(open_page: OpenPage) -> 
         editor.page.wait_for_timeout(50)
         assert editor.ghost_text == whole[index + 1 :]
         expect(editor.list).to_be_visible()
-    editor.page.wait_for_timeout(1200)  # longer than the longest debounce delay
+    editor.page.wait_for_timeout(1200)  # longer than a pause
     assert len(editor.requests) == 1
     editor.press("Backspace")
     assert editor.ghost_text == whole[num_typed - 1 :]

@@ -217,7 +217,7 @@ def test_escape_cancels_what_is_under_way_and_the_next_tab_stays(open_page: Open
     editor = open_page(mode="pauses")
     editor.type(OPENING)
     editor.press("Escape")
-    editor.page.wait_for_timeout(1200)  # longer than the longest debounce delay
+    editor.page.wait_for_timeout(1200)  # longer than a pause
     assert not editor.requests
     expect(editor.list).to_be_hidden()
     editor.press("Tab")
