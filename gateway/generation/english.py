@@ -36,7 +36,7 @@ CHAT_VOICE = re.compile(
     r"|(?:here|below|these|this|that)(?:['’]s| is| are)(?: just)?(?: [\w-]+){0,3}"
     r" (?:example|list|version|sample|summary|revision|rewrite|draft|breakdown|explanation|recipe)s?\b"
     r"|(?:can|could) you (?:help me|tell|provide|give|explain|describe|rewrite)"
-    r"|how (?:would you|does that sound|do you plan)|the answer(?: is)?:|the (?:next |first )?(?:sentence|phrase)\b"
+    r"|how (?:would you|does that sound|do you plan)|the answer(?: is\b|:)|the (?:next |first )?(?:sentence|phrase)\b"
     r"|this (?:list|story|sentence|response) (?:can|is|has)|in (?:an?|this|the) (?:story|scene|sentence|example),)",
     re.IGNORECASE,
 )
