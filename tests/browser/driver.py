@@ -21,8 +21,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request,
 
 from tests.e2e.harness import Tercet, until
 
-OPENING = "The old man looked at the sea and shook his"  # the model is sure of the next word
-UNSURE = "The old man looked at the sea and"  # it is not: an idea comes at a pause, and a list of others
+OPENING = "The old man looked at the sea and"  # the model is sure of no next word: ideas come at a pause
+SURE = f"{OPENING} shook his"  # " head" follows
 TIMEOUT_MS = 10_000
 MIN_VISIBLE_MS = 250  # a suggestion can be accepted after 200 ms (completer.js)
 PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, UNSURE, Editor, violations
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, violations
 from tests.e2e.harness import until
 
 OpenPage = Callable[..., Editor]
@@ -21,7 +21,7 @@ def live(open_page: OpenPage) -> Editor:
     return open_page(mode="eager")
 
 
-def type_until_shown(editor: Editor, text: str = OPENING) -> str:
+def type_until_shown(editor: Editor, text: str = SURE) -> str:
     """Type a text and wait until ghost text can be accepted."""
     editor.type(text)
     until(lambda: editor.ghost_text, 10, "ghost text")
@@ -42,17 +42,17 @@ def hold(page: Page, key: str, num_repeats: int) -> None:
 
 def test_every_insertion_requests_predictions(live: Editor) -> None:
     live.text.focus()
-    for number, letter in enumerate(OPENING, 1):
+    for number, letter in enumerate(SURE, 1):
         live.page.keyboard.type(letter)
         live.wait_for_num_requests(number)
     contexts = [body["context"] for body in live.requests]
-    assert sorted(set(contexts), key=len) == [OPENING[:end] for end in range(1, len(OPENING) + 1)]
+    assert sorted(set(contexts), key=len) == [SURE[:end] for end in range(1, len(SURE) + 1)]
     assert {(body["strategy"], body["min_probability"]) for body in live.requests} == {("predict", 0.3)}
     until(lambda: live.ghost_text, 10, "ghost text")
 
 
 def test_the_list_waits_until_the_first_suggestion_stands_still(live: Editor) -> None:
-    live.type(UNSURE)
+    live.type(OPENING)
     until(lambda: live.ghost_text, 10, "ghost text")
     expect(live.list).to_be_hidden()
     expect(live.list).to_be_visible()
@@ -74,9 +74,9 @@ def test_what_still_agrees_keeps_its_place(live: Editor) -> None:
 def test_tab_takes_the_first_with_a_space_that_gives_way(live: Editor) -> None:
     ghost = type_until_shown(live)
     live.press("Tab")
-    assert live.value == f"{OPENING}{ghost} "
+    assert live.value == f"{SURE}{ghost} "
     live.type(",")
-    assert live.value == f"{OPENING}{ghost},"
+    assert live.value == f"{SURE}{ghost},"
     ghost = type_until_shown(live, " ")
     before = live.value
     live.press("Tab")
@@ -89,16 +89,16 @@ def test_tab_takes_the_first_with_a_space_that_gives_way(live: Editor) -> None:
 
 
 def test_chords_take_any_of_the_list(live: Editor) -> None:
-    type_until_shown(live, UNSURE)
+    type_until_shown(live, OPENING)
     expect(live.list).to_be_visible()
     live.page.wait_for_timeout(MIN_VISIBLE_MS)
     second = live.options.first.locator("span").last.text_content()  # the first is ghost text
     live.press("Alt+2")
     assert second
-    assert live.value.removeprefix(UNSURE).strip() == second
+    assert live.value.removeprefix(OPENING).strip() == second
     undone = live.value
     live.press("Control+z")
-    assert live.value == UNSURE
+    assert live.value == OPENING
     live.press("Control+Shift+Z")
     assert live.value == undone
 
@@ -122,7 +122,7 @@ def test_what_was_not_visible_is_not_taken(live: Editor) -> None:
 def test_a_held_tab_takes_one_suggestion(live: Editor) -> None:
     ghost = type_until_shown(live)
     hold(live.page, "Tab", 40)
-    assert live.value == f"{OPENING}{ghost} "
+    assert live.value == f"{SURE}{ghost} "
 
 
 # ---- leaving the writer alone ----
@@ -215,7 +215,7 @@ def test_unasked_suggestions_leave_the_plain_keys_to_the_writer(live: Editor) ->
 
 def test_escape_cancels_what_is_under_way_and_the_next_tab_stays(open_page: OpenPage) -> None:
     editor = open_page(mode="pauses")
-    editor.type(OPENING)
+    editor.type(SURE)
     editor.press("Escape")
     editor.page.wait_for_timeout(1200)  # longer than a pause
     assert not editor.requests
@@ -329,7 +329,7 @@ def test_after_an_acceptance_words_have_to_be_as_sure(open_page: OpenPage) -> No
     editor.press("Tab")
     editor.wait_for_num_requests(num_requests + 1)
     last = editor.requests[-1]
-    assert (last["context"], last["min_probability"]) == (f"{OPENING}{ghost} ", 0.7)
+    assert (last["context"], last["min_probability"]) == (f"{SURE}{ghost} ", 0.7)
 
 
 # ---- phones, zoom, contrast ----
@@ -339,7 +339,7 @@ PHONE_WITH_KEYBOARD = {**PHONE, "viewport": {"width": 360, "height": 380}}
 
 def test_on_a_phone_with_its_keyboard_nothing_scrolls_and_no_button_is_cut(open_page: OpenPage) -> None:
     editor = open_page(mode="eager", context=PHONE_WITH_KEYBOARD)
-    type_until_shown(editor, (f"{OPENING} said nothing. ") * 4 + UNSURE)
+    type_until_shown(editor, (f"{SURE} said nothing. ") * 4 + OPENING)
     position = "[scrollY, document.querySelector('.tercet-ghost').getBoundingClientRect().top]"
     before = editor.page.evaluate(position)
     expect(editor.list).to_be_visible()
@@ -388,7 +388,7 @@ def test_axe_finds_no_violation_while_a_writer_types(open_page: OpenPage, contex
     type_until_shown(editor)  # no list opens above other text, so nothing changes while axe looks
     found = violations(editor.page)
     editor.press("Control+a", "Delete")
-    type_until_shown(editor, UNSURE)
+    type_until_shown(editor, OPENING)
     expect(editor.list).to_be_visible()
     found += violations(editor.page)
     assert not found
@@ -417,11 +417,11 @@ def test_the_browsers_own_predictions_are_off(live: Editor) -> None:
 
 
 def test_pasted_text_is_continued(live: Editor) -> None:
-    live.type(OPENING)
+    live.type(SURE)
     live.press("Control+a", "Control+c", "Control+End")
     num_requests = len(live.requests)
     live.press("Control+v")
-    assert live.value == OPENING * 2
+    assert live.value == SURE * 2
     live.wait_for_num_requests(num_requests + 1)
     until(lambda: live.ghost_text, 10, "ghost text")
 
@@ -441,7 +441,7 @@ def test_a_steady_writer_sees_no_list_before_a_pause(live: Editor) -> None:
     )
     live.text.focus()
     ghosts = []
-    for letter in f"She went down to the harbour with her brother. {UNSURE}":
+    for letter in f"She went down to the harbour with her brother. {OPENING}":
         live.page.keyboard.type(letter)
         live.page.wait_for_timeout(60)  # for the response, which the page's clock does not delay
         clock.run_for(100)

@@ -11,7 +11,7 @@ from typing import Any
 
 from playwright.sync_api import Route, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, SURE, Editor
 from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
 from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
@@ -24,7 +24,7 @@ OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy
 
 def test_a_pause_brings_one_idea_to_the_end_of_its_clause(open_page: OpenPage) -> None:
     editor = open_page(mode="normal")
-    editor.type(OPENING)
+    editor.type(SURE)
     until(lambda: (editor.status.inner_text(), editor.ideas)[1], 10, "the request for an idea")
     until(lambda: editor.ghost_text, 10, "an idea")
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
@@ -32,7 +32,7 @@ def test_a_pause_brings_one_idea_to_the_end_of_its_clause(open_page: OpenPage) -
     assert "\n" not in ghost.strip()
     assert len(editor.ideas) == 1
     editor.press("Tab")
-    assert editor.value.startswith(OPENING + ghost)
+    assert editor.value.startswith(SURE + ghost)
 
 
 def test_a_pause_lists_the_other_ideas(open_page: OpenPage) -> None:
@@ -52,7 +52,7 @@ def test_a_pause_lists_the_other_ideas(open_page: OpenPage) -> None:
 def test_an_idea_stays_while_it_is_typed(open_page: OpenPage) -> None:
     editor = open_page(mode="normal")
     # Words that were on show stay if no idea continues them; then the writer goes on.
-    for text in (OPENING, " the children who", " lived near the river,", " and said that", " it was"):
+    for text in (SURE, " the children who", " lived near the river,", " and said that", " it was"):
         editor.type(text)
         with suppress(AssertionError):
             until(lambda: len(editor.ghost_text) > 6, 5, "an idea")
@@ -77,7 +77,7 @@ def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) 
         held.append(route) if is_idea else route.fallback()
 
     editor.page.route("**/autocomplete", hold_ideas)
-    editor.type(OPENING)
+    editor.type(SURE)
     until(lambda: editor.ghost_text and held, 10, "the request for an idea")
     expect(editor.list).to_be_visible()
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
@@ -89,12 +89,12 @@ def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) 
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     assert editor.ghost_text == ghost
     editor.press("Enter")
-    assert editor.value == f"{OPENING}{ghost} "
+    assert editor.value == f"{SURE}{ghost} "
 
 
 def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
     editor = open_page(mode="eager")
-    editor.type(OPENING)
+    editor.type(SURE)
     until(lambda: editor.ghost_text, 10, "ghost text")
     editor.press("Escape")
     for text in ("rest for 5 s", "rest for 3 s"):
@@ -106,13 +106,13 @@ def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
 
 def test_an_idea_comes_in_a_document_that_is_opened_once(open_page: OpenPage) -> None:
     editor = open_page(mode="normal")
-    editor.type(OPENING)
+    editor.type(SURE)
     for name in ("New document", "The old man", "New document", "The old man"):
         editor.page.get_by_role("button", name="Documents").click()
         editor.page.locator("#documents").get_by_role("button", name=name).first.click()
         editor.page.wait_for_timeout(2500)
-    assert [body["context"] for body in editor.ideas] == [OPENING]
-    assert editor.value == OPENING
+    assert [body["context"] for body in editor.ideas] == [SURE]
+    assert editor.value == SURE
 
 
 @each_editor
@@ -143,7 +143,7 @@ def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(
 def test_ten_quick_tabs_accept_or_do_nothing(open_page: OpenPage) -> None:
     """Each 130 ms after a key, as in the report: some were swallowed, others requested ideas."""
     editor = open_page(mode="eager")
-    editor.type(OPENING)
+    editor.type(SURE)
     for letter in " the house":
         editor.page.keyboard.type(letter)
         editor.page.wait_for_timeout(130)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import CDPSession, Locator, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, violations
+from tests.browser.driver import MIN_VISIBLE_MS, PHONE, SURE, Editor, violations
 from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
 
@@ -40,7 +40,7 @@ def touch(session: CDPSession, kind: str, *point: float) -> None:
 
 
 def test_chips_stand_above_the_status_line_and_a_tap_accepts(phone: Editor) -> None:
-    phone.type(f"{OPENING} said nothing. " * 4 + OPENING)
+    phone.type(f"{SURE} said nothing. " * 4 + SURE)
     chip = wait_until_shown(phone)
     strip, footer = phone.page.locator("#panel").bounding_box(), phone.page.locator("footer").bounding_box()
     line = phone.ghost.first.evaluate("ghost => ghost.getClientRects()[0].toJSON()")
@@ -61,7 +61,7 @@ def test_chips_stand_above_the_status_line_and_a_tap_accepts(phone: Editor) -> N
 
 @pytest.mark.parametrize("gesture", ["long press", "swipe"])
 def test_a_gesture_shows_the_whole_and_accepts_nothing(phone: Editor, gesture: str) -> None:
-    phone.type(OPENING)
+    phone.type(SURE)
     chip = wait_until_shown(phone)
     phone.page.get_by_role("button", name="Suggest", exact=True).tap()
     phone.wait_for_response()
@@ -76,18 +76,18 @@ def test_a_gesture_shows_the_whole_and_accepts_nothing(phone: Editor, gesture: s
         expect(phone.list).to_have_class("is-expanded")  # before the finger is lifted, however slow the page's clock is
     touch(session, "touchEnd")
     expect(phone.list).to_have_class("is-expanded")
-    assert phone.value == OPENING
+    assert phone.value == SURE
     assert chip.evaluate("chip => chip.scrollWidth <= chip.clientWidth")
     chip.tap()
-    until(lambda: phone.value != OPENING, 5, "the chip's text")
-    assert phone.value.startswith(OPENING)
+    until(lambda: phone.value != SURE, 5, "the chip's text")
+    assert phone.value.startswith(SURE)
 
 
 def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[..., Editor]) -> None:
     """The strip becomes taller, so that something else is under the finger: Accept, Dismiss, or the text."""
     editor = open_page(mode="off", context={**PHONE, "viewport": {"width": 390, "height": 844}})
     editor.text.tap()
-    editor.type(OPENING)
+    editor.type(SURE)
     session = editor.page.context.new_cdp_session(editor.page)
     still, drift, far, down = (0, 0), (4, -4), (-60, -300), (0, 60)
     for place, hold_ms, way in ((0, 450, still), (1, 900, drift), (2, 2000, still), (1, 500, far), (0, 450, down)):
@@ -104,16 +104,16 @@ def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[...
         touch(session, "touchEnd")
         expect(editor.list).to_have_class("is-expanded")
         editor.page.wait_for_timeout(100)  # the browser sends its clicks after the touch
-        assert (editor.value, editor.suggestions) == (OPENING, rows)
+        assert (editor.value, editor.suggestions) == (SURE, rows)
         expect(editor.text).to_be_focused()
     words = (chip.locator("span").last.text_content() or "").replace("¶", "").split()
     chip.tap()
-    until(lambda: editor.value != OPENING, 5, "the chip's text")
-    assert editor.value.removeprefix(OPENING).split() == words
+    until(lambda: editor.value != SURE, 5, "the chip's text")
+    assert editor.value.removeprefix(SURE).split() == words
 
 
 def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
-    phone.type(f"{OPENING} ")
+    phone.type(f"{SURE} ")
     session = phone.page.context.new_cdp_session(phone.page)
     word = "thou"
     for end in range(1, len(word) + 1):
@@ -124,13 +124,13 @@ def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
     ghost = phone.ghost_text
     assert ghost
     chip.tap()
-    until(lambda: phone.value.rstrip() == f"{OPENING} {word}{ghost}", 5, "the completed word")
+    until(lambda: phone.value.rstrip() == f"{SURE} {word}{ghost}", 5, "the completed word")
 
 
 def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) -> None:
     """On iOS the keyboard makes only the visual viewport smaller. Chromium has no such keyboard: the test sets the
     height."""
-    phone.type(OPENING)
+    phone.type(SURE)
     wait_until_shown(phone)
     phone.page.evaluate(
         """() => {
@@ -145,7 +145,7 @@ def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) ->
 
 def test_the_first_chip_is_twice_as_wide_and_has_two_lines(phone: Editor) -> None:
     answer_with(phone.page, " and he thought of all that he had", " saw", " said")
-    phone.type(OPENING)
+    phone.type(SURE)
     wait_until_shown(phone)
     first, *others = [box["width"] for option in phone.options.all() if (box := option.bounding_box())]
     assert len(others) == 2
@@ -157,7 +157,7 @@ def test_the_first_chip_is_twice_as_wide_and_has_two_lines(phone: Editor) -> Non
 def test_the_status_line_yields_to_the_keyboard(open_page: Callable[..., Editor], keyboard: str) -> None:
     editor = open_page(mode="eager", context={**PHONE, "viewport": {"width": 390, "height": 844}})
     page, suggest = editor.page, editor.page.get_by_role("button", name="Suggest", exact=True)
-    editor.type(OPENING)
+    editor.type(SURE)
     wait_until_shown(editor)
     expect(editor.status).to_be_visible()
     if keyboard == "covers the page":
@@ -190,7 +190,7 @@ SMALL = """() => Array.from(document.querySelectorAll("button, select, summary, 
 
 def test_what_is_tapped_is_large_enough(phone: Editor) -> None:
     """A checkbox has a label beside it, which counts."""
-    phone.type(OPENING)
+    phone.type(SURE)
     wait_until_shown(phone)
     for name in ("#find", "[popovertarget=documents]", "[popovertarget=settings]"):
         phone.page.locator(name).tap()
