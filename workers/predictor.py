@@ -135,7 +135,7 @@ class Search:
         best = max(logprobs, key=logprobs.__getitem__)
         if logprobs[best] < max(lead, MIN_RESPELLING_LOGPROB):
             return []
-        is_clear = sum(math.exp(logprob - logprobs[best]) for logprob in logprobs.values()) < 2
+        is_clear = sum(math.exp(logprob - logprobs[best]) for logprob in logprobs.values()) < 1.5  # odds of 2 to 1
         return [Prediction(ranked[0].output, _with_text(line, best if is_clear else "", len(word)), None)]
 
 

