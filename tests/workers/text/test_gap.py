@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.text.gap import MAX_FILLS, NOTHING_MISSING, FillScore, fill_probabilities, gap_fills
+from workers.text.gap import MAX_FILLS, NOTHING_MISSING, OTHERS_EVIDENCE, FillScore, fill_probabilities, gap_fills
 from workers.text.predicted_words import fill_words
 
 
@@ -88,8 +88,10 @@ def test_fills_compete_with_each_other_with_none_and_with_those_that_were_not_fo
     found = fill_probabilities(scores)
     assert sum(found.values()) < 1
     assert found["the sea"] > found["the"] == pytest.approx(2 * found["him"])
-    # 0.4 of first words were not found. After them, the text is as likely as after the best.
-    assert found["the sea"] == pytest.approx(0.1 / (0.1 + 0.4 + (0.4 + 0.2) * math.exp(-3) + 0.3 * math.exp(-14)))
+    # 0.4 of first words were not found. After them, the text is less likely than after the best.
+    assert found["the sea"] == pytest.approx(
+        0.1 / (0.1 + 0.4 * math.exp(OTHERS_EVIDENCE) + (0.4 + 0.2) * math.exp(-3) + 0.3 * math.exp(-14))
+    )
     complete = fill_probabilities(scores | {"": FillScore(NOTHING_MISSING, -3.0)})
     assert complete[""] > 0.5
     assert fill_probabilities({}) == {}
