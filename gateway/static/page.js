@@ -306,7 +306,8 @@ function toggleDetails() {
 function applySettings() {
   const { eagerness } = settings;
   completer.mode = eagerness === "pauses" || eagerness === "off" ? eagerness : "live";
-  if (eagerness in MIN_PROBABILITIES) completer.minProbability = MIN_PROBABILITIES[eagerness];
+  const level = /** @type {keyof typeof MIN_PROBABILITIES} */ (eagerness);
+  completer.minProbability = MIN_PROBABILITIES[level] ?? completer.minProbability;
   completer.proseOnly = settings.isProseOnly;
   completer.tabTakes = settings.tabTakes;
   completer.keys = keyTable.own;

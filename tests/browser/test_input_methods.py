@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from playwright.sync_api import CDPSession, Route, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, SURE, Editor
 from tests.e2e.harness import until
 
 QUIET_MS = 400  # longer than the page takes to send a request for a change
@@ -51,7 +51,7 @@ class InputMethod:
 @pytest.fixture
 def live(open_page: Callable[..., Editor]) -> Editor:
     editor = open_page(mode="eager")
-    editor.type(f"{OPENING} ")
+    editor.type(f"{SURE} ")
     until(lambda: editor.ghost_text, 10, "ghost text")
     return editor
 
@@ -77,7 +77,7 @@ def test_each_letter_of_a_word_that_will_stand_requests_predictions(
     live: Editor, input_method: InputMethod, texts: tuple[str, ...]
 ) -> None:
     input_method.compose_each(texts)
-    assert [body["context"] for body in live.requests[-len(texts) :]] == [f"{OPENING} {text}" for text in texts]
+    assert [body["context"] for body in live.requests[-len(texts) :]] == [f"{SURE} {text}" for text in texts]
     assert {body["strategy"] for body in live.requests} == {"predict"}
 
 
@@ -92,7 +92,7 @@ def test_ghost_text_grows_with_a_composed_word_and_stays_at_its_end(live: Editor
     live.page.keyboard.type(ghost[2:3])
     live.wait_for_num_requests(num_requests + 1)
     live.press("Tab")
-    assert live.value == f"{OPENING} {ghost} "
+    assert live.value == f"{SURE} {ghost} "
 
 
 def test_a_word_that_is_corrected_at_its_end_requests_predictions_again(
@@ -102,7 +102,7 @@ def test_a_word_that_is_corrected_at_its_end_requests_predictions_again(
     num_requests = len(live.requests)
     input_method.commit("the")
     live.wait_for_num_requests(num_requests + 1)
-    assert live.requests[-1]["context"] == f"{OPENING} the"
+    assert live.requests[-1]["context"] == f"{SURE} the"
 
 
 def test_letters_deleted_from_a_composed_word_request_nothing(live: Editor, input_method: InputMethod) -> None:
@@ -136,7 +136,7 @@ def test_nothing_is_suggested_while_letters_are_converted(
     assert_no_request(live, num_requests)
     input_method.commit(committed)
     live.wait_for_num_requests(num_requests + 1)
-    assert live.requests[-1]["context"] == f"{OPENING} {committed}"
+    assert live.requests[-1]["context"] == f"{SURE} {committed}"
 
 
 @pytest.mark.parametrize("key", ["Process", "n"])  # on Windows and Linux, and on a Mac

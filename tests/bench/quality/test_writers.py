@@ -11,7 +11,7 @@ from tests.bench.quality.predictions import Place, is_acceptable, stated_rows
 from tests.bench.quality.writers import (
     PageWriter,
     comes_next,
-    first_clause,
+    first_sentence,
     pause_before,
     write_by_literature,
     write_by_pause,
@@ -99,10 +99,10 @@ def test_page_deletes_what_does_not_match_and_shows_nothing_after_it() -> None:
 
 @pytest.mark.usefixtures("regular_rhythm")
 def test_page_shows_an_idea_where_the_writer_thinks() -> None:
-    """ "He left. She stayed there.": an idea, cut to its clause, comes in the pause before "She": Tab takes it, and its
+    """ "He left. She stayed there.": an idea, cut to its sentence, comes in the pause before "She": Tab takes it, and its
     space is replaced by nothing: backspace, then the rest of the text is typed."""
     text = "He left. She stayed there."
-    ideas = {9: ["She stayed, and then", "He"]}
+    ideas = {9: ["She stayed! And then", "He"]}
     asked: list[int] = []
 
     def think(at: int) -> Answer:
@@ -112,7 +112,7 @@ def test_page_shows_an_idea_where_the_writer_thinks() -> None:
     usage = PageWriter(2, think)(passage(text), answers({}), 3)
     assert asked == [9]
     assert (usage.num_pauses, usage.num_pauses_shown, usage.num_pauses_taken) == (1, 1, 1)
-    # 9 keys, Tab takes "She stayed, ", of which "She stayed" is right: Tab, 2 deletions, " there." 7 keys.
+    # 9 keys, Tab takes "She stayed! ", of which "She stayed" is right: Tab, 2 deletions, " there." 7 keys.
     assert usage.num_keys == 9 + 1 + 2 + 7
 
 
@@ -160,19 +160,18 @@ def test_a_writer_thinks_before_sentences_and_after_punctuation(text: str, at: i
 
 
 @pytest.mark.parametrize(
-    ("text", "clause"),
+    ("text", "sentence"),
     [
-        (" and went, as he", " and went,"),
-        (" a sea — and", " a sea"),
+        (" and went, as he. No", " and went, as he."),
+        (" a sea — and", " a sea — and"),
         ("\n\nNo", "\n\nNo"),
         (" 3.5 miles. He", " 3.5 miles."),
         (' now." She', ' now."'),
         (" all", " all"),
     ],
 )
-def test_an_idea_ends_with_its_first_clause(text: str, clause: str) -> None:
-    """As `firstClause` in gateway/static/text.js, of whose expression this is a copy."""
-    assert first_clause(text) == clause
+def test_an_idea_ends_with_its_first_sentence(text: str, sentence: str) -> None:
+    assert first_sentence(text) == sentence
 
 
 @pytest.mark.usefixtures("regular_rhythm")

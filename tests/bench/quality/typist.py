@@ -40,7 +40,7 @@ _Usages: TypeAlias = dict[tuple[str, int], list[Usage]]
 
 
 # What the editor requests when the writer thinks: the defaults of its settings (gateway/static/index.html).
-IDEA_FIELDS = {"strategy": "sample", "length": 20, "temperature": 0.8, "top_p": 0.8}
+IDEA_FIELDS = {"strategy": "idea", "length": 20, "temperature": 0.8, "top_p": 0.8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,10 +56,8 @@ _NEXT_WORD = re.compile(r"\s*(?:\w+(?:['’.]\w+)*)?[^\w\s]*")
 # (`replacesSpace` in gateway/static/text.js); the figures in docs/QUALITY.md were measured with these.
 _REPLACES_SPACE = re.compile(r"[.,;:!?…)\]}”’\n]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
-# `firstClause` in gateway/static/text.js.
-_FIRST_CLAUSE = re.compile(
-    r"\s*[^\n]*?[^\W_][^\n]*?(?:[.!?;:…][\"”’)]*(?=\s|$)|,[\"”’]*(?=\s|$)|(?=\s[—–]\s)|(?=\n)|$)"
-)
+# The first of `firstSentence` in gateway/static/text.js.
+_FIRST_SENTENCE = re.compile(r"\s*[^\n]*?[^\W_][^\n]*?(?:[.!?…][\"”’)]*(?=\s|$)|(?=\n)|$)")
 
 
 # Types a passage with a number of suggestions on show.
@@ -171,9 +169,9 @@ def pause_before(text: str, at: int) -> float:
     return CLAUSE_PAUSE_MS if _CLAUSE_START.search(before) else 0.0
 
 
-def first_clause(text: str) -> str:
-    """A suggestion to the end of its first clause, as the editor cuts ideas."""
-    found = _FIRST_CLAUSE.match(text)
+def first_sentence(text: str) -> str:
+    """A suggestion to the end of its first sentence, as the editor cuts ideas."""
+    found = _FIRST_SENTENCE.match(text)
     return (found[0] if found else text).rstrip()
 
 
@@ -219,10 +217,11 @@ class _Page:
         self.visible = _distinct([*self.visible, *fresh])[:num_suggestions]
 
     def add_idea(self, answer: Answer, now_ms: float, num_suggestions: int) -> None:
-        """Show the first idea, to the end of its clause; what is on show stays, unless an idea continues it, or it is a
-        fragment that the writer has left standing. The other ideas follow.
+        """Show the first idea, to the end of its sentence, and the others after what is on show.
+
+        What is on show stays, unless an idea continues it, or it is a fragment that the writer has left standing.
         """
-        ideas = [_OnPage(first_clause(idea)) for idea in answer.suggestions]
+        ideas = [_OnPage(first_sentence(idea)) for idea in answer.suggestions]
         first = self.visible[0] if self.visible else _OnPage("", now_ms)
         chosen = [idea for idea in ideas if idea.rest and idea.rest.startswith(first.rest)]
         if _is_fragment(first.rest) and now_ms - (first.visible_since_ms or now_ms) >= MAX_FRAGMENT_MS:
