@@ -150,7 +150,7 @@ def test_arrow_right_accepts_one_word_at_a_time(editor: Editor) -> None:
     editor.request_suggestions()
     whole = editor.ghost_text
     accepted = ""
-    for key in ("ArrowRight", *["Alt+ArrowRight"] * 3):
+    for key in ("ArrowRight", "Alt+ArrowRight"):
         editor.press(key)
         word = editor.value.removeprefix(OPENING + accepted)
         assert re.fullmatch(r"\s*[^\s]+ ?", word), word
@@ -340,6 +340,7 @@ def test_settings_are_sent_with_requests_and_survive_a_reload(editor: Editor) ->
     body = editor.requests[-1]
     expected = {
         "model_size": "slow",
+        "strategy": "idea",
         "length": 6,
         "temperature": 0.65,
         "top_p": 0.79,

@@ -225,14 +225,14 @@ def test_settings_apply_at_once_and_are_stored(load: Callable[..., Obsidian]) ->
     obsidian.call("openSettings")
     obsidian.settings.get_by_label("API key").fill("tercet-key")
     obsidian.settings.get_by_label("Model").fill("slow")
-    obsidian.settings.get_by_label("Eagerness").select_option("2")
+    obsidian.settings.get_by_label("Eagerness").select_option("0.7")
     obsidian.settings.get_by_label("Suggest").select_option("pauses")
     expect(obsidian.status).to_have_text("Tercet: pauses")
     obsidian.type("The old man looked at ")
     expect(obsidian.ghost).to_be_visible()
     assert {request["model_size"] for request in obsidian.requests} == {"slow"}
     stored = obsidian.call("stored")
-    assert stored == {**stored, "secret": "tercet-key", "model": "slow", "mode": "pauses", "minUsefulness": 2}
+    assert stored == {**stored, "secret": "tercet-key", "model": "slow", "mode": "pauses", "minProbability": 0.7}
 
 
 def test_predictions_of_little_use_are_held_back(load: Callable[..., Obsidian]) -> None:

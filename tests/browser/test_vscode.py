@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from deploy.editors.build import PUBLISHED_BEFORE, build_vscode
 from deploy.npm.build import npm
-from tests.browser.driver import OPENING
+from tests.browser.driver import SURE
 from tests.e2e.harness import Tercet, free_port, until
 from tests.editor_plugins import build_plugin, running_with_key
 from tests.npm_package import NpmPackage
@@ -159,12 +159,12 @@ def test_words_appear_as_ghost_text_and_tab_accepts_them(
     _, key = server
     workbench = open_file("note.md")
     workbench.set_key(key)
-    workbench.type(OPENING)
+    workbench.type(SURE)
     expect(workbench.ghost).to_be_visible()
     shown = (workbench.ghost.text_content() or "").replace("\N{NO-BREAK SPACE}", " ")
     workbench.page.keyboard.press("Tab")
     expect(workbench.ghost).not_to_have_text(shown)
-    assert workbench.save() == OPENING + shown
+    assert workbench.save() == SURE + shown
 
 
 def test_without_a_key_the_status_bar_names_what_is_missing(
@@ -181,7 +181,7 @@ def test_without_a_key_the_status_bar_names_what_is_missing(
     expect(workbench.problem).to_contain_text("API key required")
     expect(workbench.ghost).to_have_count(0)
     workbench.set_key(server[1])
-    workbench.type(" then")
+    workbench.type(f" {SURE}")
     expect(workbench.ghost).to_be_visible()
     expect(workbench.problem).to_have_count(0)
 

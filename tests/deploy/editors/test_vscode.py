@@ -129,31 +129,31 @@ def test_a_request_yields_three_alternatives(editor: Host) -> None:
 
 
 def test_live_mode_predicts_words_without_a_request(editor: Host) -> None:
-    predicted = editor.complete("The old man looked at ")
+    predicted = editor.complete("The old man shook his ")
     assert predicted
     # While the writer types one of them, it stays; the others that do not agree go.
     first = predicted[0]
-    assert editor.complete("The old man looked at " + first[0])[0] == first[1:]
+    assert editor.complete("The old man shook his " + first[0])[0] == first[1:]
 
 
 def test_nothing_is_offered_unasked_in_mid_line_after_a_deletion_or_when_off(editor: Host) -> None:
-    assert editor.complete("The old man looked at ", after=" and sighed") == []
-    assert editor.complete("The old man looked at the ") != []
-    assert editor.complete("The old man looked at the") == []
+    assert editor.complete("The old man shook his ", after=" and sighed") == []
+    assert editor.complete("The old man shook his ") != []
+    assert editor.complete("The old man shook his") == []
     editor.call("configure", settings={"tercet.mode": "off"})
     assert editor.complete("The old man looked at the sea ") == []
     assert len(editor.complete("The old man looked at the sea ", isExplicit=True)) == 3
 
 
 def test_words_are_offered_before_marks_that_the_editor_has_closed(editor: Host) -> None:
-    offered = editor.complete("(“The old man looked at ", after=".”)")
+    offered = editor.complete("(“The old man shook his ", after=".”)")
     assert offered
     assert not any(text != text.rstrip() for text in offered)
-    assert editor.complete("(“The old man looked at ", after=".”) and") == []  # not what was offered for another text
+    assert editor.complete("(“The old man shook his ", after=".”) and") == []  # not what was offered for another text
 
 
 def test_nothing_is_offered_unasked_in_code(editor: Host) -> None:
-    code = "a\n\n```\nThe old man looked at "
+    code = "a\n\n```\nThe old man shook his "
     assert editor.complete(code) == []
     assert editor.complete(code, isExplicit=True)
     editor.call("configure", settings={"tercet.proseOnly": False})
@@ -167,9 +167,9 @@ def test_nothing_is_offered_for_a_text_that_has_changed_meanwhile(editor: Host) 
 
 
 def test_predictions_of_little_use_are_held_back(editor: Host) -> None:
-    assert editor.complete("The old man looked at ")
+    assert editor.complete("The old man shook his ")
     editor.call("configure", settings={"tercet.minUsefulness": 100})
-    assert editor.complete("The old man looked at ") == []
+    assert editor.complete("The old man shook his ") == []
     assert len(editor.complete("The old man looked at ", isExplicit=True)) == 3
 
 
@@ -227,7 +227,7 @@ def num_in_slow_engine(tercet: Tercet) -> int:
 
 
 def test_line_ends_of_windows_change_nothing(editor: Host) -> None:
-    verse = "The old man looked at the sea.{0}He sighed.{0}{0}The old man looked "
+    verse = "The old man looked at the sea.{0}He sighed.{0}{0}The old man shook his "
     predicted = editor.complete(verse.format("\r\n"))
     assert predicted
     editor.complete("Forget them.")
