@@ -82,7 +82,7 @@ def test_errors_and_streams_are_shown_as_they_arrive(open_docs: OpenDocs) -> Non
 
 def test_a_parameter_of_the_path_is_sent(open_docs: OpenDocs) -> None:
     docs = open_docs("#get_static_name")
-    assert "export { Completer }" in docs.send(200)
+    assert "export { Completer, MIN_PROBABILITIES }" in docs.send(200)
     docs.page.get_by_label("name", exact=True).fill("a/../b?c")
     assert json.loads(docs.send(404))["code"] == "not_found"
 

@@ -99,7 +99,7 @@ def test_page_deletes_what_does_not_match_and_shows_nothing_after_it() -> None:
 
 @pytest.mark.usefixtures("regular_rhythm")
 def test_page_shows_an_idea_where_the_writer_thinks() -> None:
-    """ "He left. She stayed there.": an idea, cut to its sentence, comes in the pause before "She": Tab takes it, and its
+    """ "He left. She stayed there.": an idea, cut to its sentence, comes in the pause before "She". Tab takes it; its
     space is replaced by nothing: backspace, then the rest of the text is typed."""
     text = "He left. She stayed there."
     ideas = {9: ["She stayed! And then", "He"]}
