@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import CDPSession, Locator, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, PHONE, SURE, Editor, violations
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, violations
 from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
 
@@ -87,7 +87,7 @@ def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[...
     """The strip becomes taller, so that something else is under the finger: Accept, Dismiss, or the text."""
     editor = open_page(mode="off", context={**PHONE, "viewport": {"width": 390, "height": 844}})
     editor.text.tap()
-    editor.type(SURE)
+    editor.type(OPENING)
     session = editor.page.context.new_cdp_session(editor.page)
     still, drift, far, down = (0, 0), (4, -4), (-60, -300), (0, 60)
     for place, hold_ms, way in ((0, 450, still), (1, 900, drift), (2, 2000, still), (1, 500, far), (0, 450, down)):
@@ -104,12 +104,12 @@ def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[...
         touch(session, "touchEnd")
         expect(editor.list).to_have_class("is-expanded")
         editor.page.wait_for_timeout(100)  # the browser sends its clicks after the touch
-        assert (editor.value, editor.suggestions) == (SURE, rows)
+        assert (editor.value, editor.suggestions) == (OPENING, rows)
         expect(editor.text).to_be_focused()
     words = (chip.locator("span").last.text_content() or "").replace("¶", "").split()
     chip.tap()
-    until(lambda: editor.value != SURE, 5, "the chip's text")
-    assert editor.value.removeprefix(SURE).split() == words
+    until(lambda: editor.value != OPENING, 5, "the chip's text")
+    assert editor.value.removeprefix(OPENING).split() == words
 
 
 def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
