@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, PHONE, SURE, Editor, violations
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, violations
 from tests.browser.test_marks import answer_with
 from tests.e2e.harness import Tercet, until
 
@@ -68,7 +68,7 @@ def test_the_text_field_names_the_chosen_option(editor: Editor) -> None:
 
 def test_automatic_suggestions_do_not_set_the_active_descendant(open_page: OpenPage) -> None:
     editor = open_page(mode="pauses")
-    editor.type(SURE)
+    editor.type(OPENING)
     editor.wait_for_response()
     assert editor.text.get_attribute("aria-activedescendant") is None
     assert editor.announcements.text_content() == ""
@@ -110,7 +110,9 @@ def test_the_page_fits_a_phone_and_works_by_touch(open_page: OpenPage) -> None:
     editor = open_page(mode="off", context=PHONE)
     page = editor.page
     editor.text.tap()
-    page.keyboard.insert_text(" ".join(f"On day {number} he {deed}." for number, deed in enumerate(DEEDS)) + " " + SURE)
+    page.keyboard.insert_text(
+        " ".join(f"On day {number} he {deed}." for number, deed in enumerate(DEEDS)) + " " + OPENING
+    )
     before = editor.value
     page.get_by_role("button", name="Suggest", exact=True).tap()
     rows = editor.wait_for_response()
