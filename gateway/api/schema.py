@@ -48,9 +48,9 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     strategy: Annotated[
         Literal["sample", "idea", "predict"],
         Meta(
-            description="sample (continuations, drawn by temperature, top_k and top_p), idea (samples that end with a"
-            " sentence or clause, copy nothing, and are ranked by what they owe to the context) or predict (the"
-            " likeliest next words, ranked by the keys that they save; those parameters and seed have no effect)"
+            description="sample (drawn by temperature, top_k and top_p), idea (samples that end with a sentence or"
+            " clause, ranked for a writer) or predict (the likeliest next words; those parameters and seed have no"
+            " effect)"
         ),
     ] = "sample"
     min_probability: Annotated[

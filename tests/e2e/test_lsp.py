@@ -29,6 +29,8 @@ from tests.tls import Certificate
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the se"
+SURE = "The old man shook his h"  # "ead" follows
+ALL = {"minProbability": 0, "minUsefulness": 0}
 NEOVIM = {
     "general": {"positionEncodings": ["utf-8", "utf-16", "utf-32"]},
     "workspace": {"configuration": True},
@@ -66,7 +68,7 @@ def inline_texts(found: list[dict[str, Any]] | None) -> list[str]:
 
 
 def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., LspClient]) -> None:
-    client = connect(NEOVIM)
+    client = connect(NEOVIM, initial=ALL)
     assert client.capabilities["inlineCompletionProvider"] == {}
     assert "completionProvider" not in client.capabilities
     client.open(OPENING)
@@ -88,7 +90,7 @@ def test_each_key_is_answered(server_with: Callable[..., SharedServer]) -> None:
     """A text is typed letter by letter; the times are printed for docs/CLIENTS.md."""
     tercet = server_with(dtype="auto")  # as it is served by default
     text, times_ms, num_offered = "", [], 0
-    with LspClient(NEOVIM, environ=tercet.environ) as client:
+    with LspClient(NEOVIM, environ=tercet.environ, initial=ALL) as client:
         client.open("")
         for (
             letter
@@ -126,7 +128,7 @@ def test_an_acceptance_is_reported(connect: Callable[..., LspClient], tercet: Sh
 def test_helix_and_kate_get_whole_words(
     connect: Callable[..., LspClient], editor: dict[str, Any], encoding: str
 ) -> None:
-    client = connect(editor)
+    client = connect(editor, initial=ALL)
     assert client.capabilities["completionProvider"]["triggerCharacters"] == [" "]
     assert "inlineCompletionProvider" not in client.capabilities
     assert client.capabilities["positionEncoding"] == encoding.removesuffix("-le")
@@ -149,13 +151,13 @@ def test_helix_and_kate_get_whole_words(
 def test_positions_are_those_of_the_editor(connect: Callable[..., LspClient]) -> None:
     """Changes of one place, in UTF-16 units. A form feed and U+2028 end no line in an editor, and a lone half of a
     surrogate pair is text."""
-    client = connect(UTF_16)
+    client = connect(UTF_16, initial=ALL)
     client.open("One 😀\r\n\fTwo\u2028and\ud83d\r\n\r\nEnd\r\n")
     start, end = {"line": 1, "character": 0}, {"line": 1, "character": 9}
     client.change(EMOJI, {"start": start, "end": end})
     expected = inline_texts(client.inline(1, len(EMOJI) + 1))
     assert expected
-    plain = connect(UTF_16)
+    plain = connect(UTF_16, initial=ALL)
     plain.open(f"One 😀\n{EMOJI}")
     assert inline_texts(plain.inline(1, len(EMOJI) + 1)) == expected
     plain.open("")
@@ -335,21 +337,21 @@ def test_settings_are_fetched_or_sent(
 ) -> None:
     editor = NEOVIM if is_asked_for else UTF_16
     client = connect(editor, initial={"mode": "off"}, settings={"model": "none"} if is_asked_for else None)
-    client.open(OPENING)
-    assert client.inline(0, len(OPENING)) == []
+    client.open(SURE)
+    assert client.inline(0, len(SURE)) == []
     if not is_asked_for:
         client.notify("workspace/didChangeConfiguration", {"settings": {"tercet": {"model": "none"}}})
-    assert client.inline(0, len(OPENING), is_asked=True) is None
+    assert client.inline(0, len(SURE), is_asked=True) is None
     assert "Change the setting `tercet.model`." in client.shown[0][1]
     client.settings = {"mode": "live", "model": "embedded"}
     client.notify("workspace/didChangeConfiguration", {"settings": {"tercet": client.settings}})
-    assert client.inline(0, len(OPENING))
+    assert client.inline(0, len(SURE))
 
 
 def test_settings_that_cannot_be_used_are_named(connect: Callable[..., LspClient]) -> None:
     client = connect(NEOVIM, initial={"mode": "always"}, settings={"mode": "live", "url": "tercet.example"})
-    client.open(OPENING)
-    assert client.inline(0, len(OPENING))
+    client.open(SURE)
+    assert client.inline(0, len(SURE))
     texts = [text for _, text in client.shown]
     assert [text.startswith("Tercet's settings are not used: ") for text in texts] == [True, True]
     assert "`$.mode`" in texts[0]
@@ -358,11 +360,11 @@ def test_settings_that_cannot_be_used_are_named(connect: Callable[..., LspClient
 
 def test_no_text_of_a_document_is_logged_nor_shown(tercet: SharedServer) -> None:
     client = LspClient(NEOVIM, environ=tercet.environ)
-    client.open("canary " + OPENING)
+    client.open("canary " + SURE)
     client.notify("textDocument/didChange", {"textDocument": "canary", "contentChanges": ["canary"]})
     client.start("textDocument/inlineCompletion", {"textDocument": "canary"})
     assert "error" in client.answer(client.start("textDocument/unknown", {"text": "canary"}))
-    assert client.inline(0, 7 + len(OPENING))
+    assert client.inline(0, 7 + len(SURE))
     assert client.close() == 0
     assert b"canary" not in client.stderr
     assert client.shown == []
