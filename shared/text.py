@@ -1,6 +1,6 @@
 """What both pools know of texts: which characters are no text, and how many keys words should save.
 
-Nobody types characters that are no text. A model writes them where its bytes do not make up characters.
+Characters that are no text are never typed. A model writes them where its bytes do not make up characters.
 """
 
 from __future__ import annotations

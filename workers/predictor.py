@@ -118,11 +118,11 @@ class Search:
 
     def _correction(self, codec: Codec, ranked: Sequence[Prediction]) -> list[Prediction]:
         """Of a misspelled word, without text if several spellings may be right; empty if it is none."""
-        typed, line = self.engine_request.forced_prefix.decode(), ranked[0].line
+        typed, line = self.engine_request.forced_prefix, ranked[0].line
         word = unknown_word("" if self.request.suffix else self.request.prompt or "")
-        if not word or not typed.endswith(word) or isinstance(line, Failed):
+        if not word or not typed.endswith(word.encode()) or isinstance(line, Failed):
             return []
-        stem = typed.removesuffix(word)
+        stem = typed.decode().removesuffix(word)
         tokens = {each: codec.tokenize(stem + each).ids for each in respellings(word)}
         # Tokens of the commoner texts have the smaller ids.
         spellings = sorted(tokens, key=lambda each: (len(tokens[each]), max(tokens[each])))[:MAX_RESPELLINGS]

@@ -183,7 +183,7 @@ class Trimmer:
         return (bisect_left(self._ends, end) + 1) / self._length
 
     def _ends_sentence(self, found: re.Match[str]) -> bool:
-        """Whether the completion may end with this end of a sentence. Ends have to be asked for in their order."""
+        """Whether the completion may end with this end of a sentence. To be called in the order of the ends."""
         share, is_in_reach = self._share(found.end()), self._is_in_reach(found.start())
         if self._is_idea:
             is_end = share > FIRST_THIRD and (is_in_reach or not self._has_end)

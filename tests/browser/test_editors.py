@@ -307,7 +307,7 @@ def test_a_composed_word_that_will_stand_is_followed_and_accepted(
         expect(editor.items.first).to_have_attribute("aria-current", "true")
     typed = editor.items.first.locator(".tercet-typed").text_content() or ""
     rest = (editor.items.first.text_content() or "").removeprefix(typed)
-    assert typed in {"qui", ""}  # a part of a word, or a word that the suggestion goes on after
+    assert typed in {"qui", ""}  # a part of a word, or a word that the suggestion follows
     editor.items.first.click()
     accepted = editor.value
     assert re.sub(r"\s", "", accepted) == re.sub(r"\s", "", f"{OPENING} qui{rest}")

@@ -1,4 +1,4 @@
-"""Where ghost text stands: inside the column, with the text below it moved; and what the list beside it shows."""
+"""Where ghost text stands: inside the column, with the text below it moved; and what the list shows."""
 
 from __future__ import annotations
 

@@ -125,6 +125,17 @@ def test_a_held_tab_takes_one_suggestion(live: Editor) -> None:
     assert live.value == f"{SURE}{ghost} "
 
 
+def test_a_misspelled_word_is_corrected_from_the_list(live: Editor) -> None:
+    live.type("He did not recieve")
+    expect(live.options).to_have_text([re.compile("correct to: receive$")])
+    assert live.ghost_text == ""
+    live.page.wait_for_timeout(MIN_VISIBLE_MS)
+    live.press("Alt+1")
+    assert live.value == "He did not receive "
+    live.press("Control+z")
+    assert live.value == "He did not recieve"
+
+
 # ---- leaving the writer alone ----
 
 LINES = "one\ntwo\nIt was imposs"  # "ible to" follows, but for what is sampled

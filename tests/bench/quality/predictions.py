@@ -1,4 +1,4 @@
-"""Single predictions, without a writer: against what a text goes on with (`stated`), and by KeyTypeBench (`keytype`).
+"""Single predictions, without a writer: against what follows in a text (`stated`), and by KeyTypeBench (`keytype`).
 
 Of the words that are stated with a probability of 0.3, three in ten should come next, and taking the first suggestion
 should save as many keys on average as it states. The cases of KeyTypeBench (github.com/johnbean393/KeyType) are not in

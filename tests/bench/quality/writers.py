@@ -239,20 +239,16 @@ class _Page:
         self.visible = []
 
     def count(self) -> Usage:
-        """The counts of one moment: of what was visible and still agrees, what is not visible or first any more."""
-        visible, before = self.visible, self._counted
+        """The counts of one moment: of what was visible and still agrees, whether it is not first any more."""
+        before, self._counted = self._counted, self.visible
         holding = [each for each in before if any(each is other for other in self.visible)]
-        num_replaced = sum(not any(each is other for other in visible) for each in holding)
-        if before and visible and holding[:1] == before[:1] and before[0] is not visible[0]:
-            num_replaced += 1
-        is_changed = bool(before and visible) and before[0] is not visible[0]
-        self._counted = visible
+        is_changed = bool(before and self.visible) and before[0] is not self.visible[0]
         return Usage(
             num_changed=int(is_changed),
             num_moments=1,
-            num_moments_shown=int(bool(visible)),
+            num_moments_shown=int(bool(self.visible)),
             num_holding=len(holding),
-            num_replaced=num_replaced,
+            num_replaced=int(is_changed and holding[:1] == before[:1]),
         )
 
 
@@ -296,7 +292,7 @@ class _Take:
 
 
 def comes_next(suggestion: str, text: str, at: int) -> bool:
-    """Whether the text goes on with a suggestion, and a word ends there."""
+    """Whether a suggestion follows in the text, and a word ends there."""
     return text.startswith(suggestion, at) and not is_inside_word(text, at + len(suggestion))
 
 
@@ -358,5 +354,5 @@ def _agree(one: str, other: str) -> bool:
 
 
 def is_inside_word(text: str, at: int) -> bool:
-    """Whether a word goes on at `at`."""
+    """Whether `at` is inside a word."""
     return 0 < at < len(text) and text[at - 1].isalnum() and text[at].isalnum()
