@@ -67,7 +67,6 @@ from gateway.server.classes import classify
 from gateway.server.early_refusals import find_early_refusal
 from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
-from gateway.shared_store.connection import SharedStore
 from shared.api_keys import KeyFile
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher
@@ -217,13 +216,11 @@ def create_app(
     jobs: JobExecutor | None = None,
     clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
     tracing: Tracing = NO_TRACING,
-    shared: SharedStore | None = None,
 ) -> GatewayApp:
-    """The app over its collaborators. Reads no environment, and starts no threads but those of `jobs` and `shared`.
+    """The app over its collaborators. Reads no environment, and starts no threads but those of `jobs`.
 
     Args:
         clients: clients of the slots, by slot index; they are called for tokens only.
-        shared: what several gateways share; None: this is the only gateway.
     """
     tokenizer = PoolTokenizer(admission, clients)
     app = GatewayApp(
@@ -240,7 +237,7 @@ def create_app(
         OPEN_ROUTES,
         OPEN_PAGES,
         app.router.find,
-        RateLimits(shared=shared),
+        RateLimits(),
         settings.limits.key_rate,
     )
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
@@ -250,13 +247,9 @@ def create_app(
     app.add_middleware([*traces, RequestLog(metrics), Origins(settings, HEALTH_PATHS), keys, body_limits])
     public_url = settings.access.public_url
     add_error_handlers(app, app.find_resource, partial(nearest_route, resources=app.resources), metrics, public_url)
-    quota = OwnerQuota(settings.limits.key_concurrency, shared)
-    starter = RequestStarter(
-        admission.models, fanout, quota, Sessions(shared), turns, hangups, settings.limits.timeout_s
-    )
-    feedback_store = FeedbackStore(metrics, shared)
-    if shared is not None:
-        shared.start()
+    quota = OwnerQuota(settings.limits.key_concurrency)
+    starter = RequestStarter(admission.models, fanout, quota, Sessions(), turns, hangups, settings.limits.timeout_s)
+    feedback_store = FeedbackStore(metrics)
     submitter = None if jobs is None else JobSubmitter(jobs, settings.public_path)
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
@@ -355,17 +348,6 @@ def build() -> GatewayApp:
         jobs=_make_jobs(settings, plan, admission, turns, metrics),
         clients=pool.clients,
         tracing=tracing,
-        shared=_make_shared_store(settings, metrics),
-    )
-
-
-def _make_shared_store(settings: Settings, metrics: Metrics) -> SharedStore | None:
-    if settings.remote.redis is None:
-        return None
-    return SharedStore(
-        settings.remote.redis,
-        settings.limits.timeout_s,
-        lambda use: metrics.redis_failures.labels(use=use).inc(),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 REDIS_SCHEMES = frozenset({"redis", "rediss", "redis+sentinel", "rediss+sentinel"})
 REDIS_FORMS = (
@@ -38,16 +38,6 @@ class RedisUrl:
     addresses: tuple[tuple[str, int], ...]
     service: str = ""
     sentinel_login: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """For a log: no password."""
-        hosts = ",".join(f"{host}:{port}" for host, port in self.addresses)
-        return f"{hosts}/{self.service}" if self.service else hosts
-
-    @property
-    def password(self) -> str:
-        return unquote(urlsplit(self.url).password or "")
 
 
 def parse_redis_url(text: str) -> RedisUrl:

@@ -39,7 +39,7 @@ TIER_BY_PATH = {
     "tests/deploy/test_wheel.py": "integration",
     "tests/deploy/tune/test_tune_command.py": "integration",
     "tests/e2e": "integration",
-    "tests/gateway/shared_store": "integration",
+    "tests/gateway/jobs/test_failover.py": "integration",
     "tests/workers/engine/cpu/test_neon.py": "integration",
     "tests/workers/engine/cuda/kernels/test_compile.py": "full",
     "tests/workers/engine/cuda/kernels/test_self_check.py": "full",

@@ -2,8 +2,7 @@
 
 The counts are metrics. Of an answer only its id, its owner, its latency, the strategy and usefulness of each sentence
 and the reports on it are kept, and only of recent answers. Each gateway process knows its own answers: after a reload,
-feedback on earlier answers is refused,
-unless it has a shared store (`gateway.api.feedback_answers`).
+feedback on earlier answers is refused, and several gateways need a balancer that keeps a session at its gateway.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from typing import ClassVar, get_args, get_type_hints
 
 import falcon
 
-from gateway.api.feedback_answers import OwnAnswers, SharedAnswers
+from gateway.api.feedback_answers import RecentAnswers
 from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
-from gateway.shared_store.connection import SharedStore
 from shared.errors import InvalidJson, InvalidRequest, UnknownAnswer, invalid_field
 
 # Upper bounds of an answer's latency; the label `within_s` has their texts.
@@ -74,15 +72,10 @@ class _SentenceRecord:
 class FeedbackStore:
     """Recent answers, and metrics of what writers did with them. Thread-safe."""
 
-    def __init__(self, metrics: Metrics, shared: SharedStore | None = None) -> None:
-        """
-        Args:
-            shared: makes answers known to all gateways that have it.
-        """
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._suggestion_counter = cache(metrics.suggestions.labels)
-        self._own = OwnAnswers()
-        self._shared = None if shared is None else SharedAnswers(shared)
+        self._answers = RecentAnswers()
 
     def add_answer(self, owner: str, answer_id: str, usefulness: Sequence[float | None], seconds: float) -> None:
         """Remember an answer and count its sentences as shown. One without sentences is not remembered.
@@ -101,9 +94,7 @@ class FeedbackStore:
         answer = len(records) | latency << _COUNT_BITS
         for rank, record in enumerate(records):
             answer |= record.pack() << _offset(rank)
-        self._own.add(owner, answer_id, answer)
-        if self._shared is not None:
-            self._shared.add(owner, answer_id, answer)
+        self._answers.add(owner, answer_id, answer)
         for rank, record in enumerate(records):
             self._count("shown", record, rank, latency)
 
@@ -115,7 +106,10 @@ class FeedbackStore:
             InvalidRequest: the answer has no such sentence; `kept` with another action than `accepted`, or above the
                 number of accepted characters.
         """
-        changed = self._change(owner, feedback)
+        is_accepted = feedback.action == "accepted"
+        changed = self._answers.change(
+            owner, feedback.id, lambda answer: _with_report(answer, feedback), is_accepted=is_accepted
+        )
         if changed is None:
             raise UnknownAnswer(
                 f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
@@ -125,23 +119,10 @@ class FeedbackStore:
         new = after.reports & ~before.reports
         if new & _report_bit(feedback.action):
             self._count(feedback.action, after, feedback.index, latency)
-            if feedback.action == "accepted":
+            if is_accepted:
                 self._count_saved(after, feedback.index, latency)
         if feedback.kept is not None and new & _KEPT_BIT:
             self._count_kept(after, feedback.index, feedback.kept)
-
-    def _change(self, owner: str, feedback: FeedbackRequest) -> tuple[int, int] | None:
-        """The answer before and after the report; None: it is not remembered."""
-        is_accepted = feedback.action == "accepted"
-        if self._shared is not None:
-            changed = self._shared.change(owner, feedback.id, lambda answer: _with_report(answer, feedback))
-            if changed is not None:
-                # The gateway's own record is kept up too, for the time without the store.
-                self._own.change(owner, feedback.id, lambda _: changed[1], is_accepted=is_accepted)
-                return changed
-        return self._own.change(
-            owner, feedback.id, lambda answer: _with_report(answer, feedback), is_accepted=is_accepted
-        )
 
     def _count(self, action: str, record: _SentenceRecord, rank: int, latency: int) -> None:
         self._suggestion_counter(action, record.strategy, str(rank), _WITHIN_S[latency]).inc()

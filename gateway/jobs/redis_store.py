@@ -1,4 +1,4 @@
-"""Jobs in Redis. Each change is one script of `gateway.shared_store.scripts`, which Redis runs alone.
+"""Jobs in Redis. Each change is one script of `gateway.jobs.redis_scripts`, which Redis runs alone.
 
 A job is a hash with its version and its data; a sorted set per queue holds the ids by `due_at`; a set per owner holds
 the open ones. All keys have one hash tag, so that a cluster keeps them together. Redis loses nothing that it has
@@ -12,6 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
 
+from gateway.jobs.redis_client import open_redis, redis_errors
+from gateway.jobs.redis_scripts import (
+    DELETE_JOB,
+    FREE_IDEMPOTENCY,
+    INSERT_JOB,
+    LIST_DUE_JOBS,
+    REPLACE_JOB,
+    SET_JOB_ASIDE,
+)
 from gateway.jobs.store import (
     MAX_CALLS,
     REMEMBERED_S,
@@ -21,15 +30,6 @@ from gateway.jobs.store import (
     decode_record,
     encode_job,
     log_damaged,
-)
-from gateway.shared_store.client import open_redis, redis_errors
-from gateway.shared_store.scripts import (
-    DELETE_JOB,
-    FREE_IDEMPOTENCY,
-    INSERT_JOB,
-    LIST_DUE_JOBS,
-    REPLACE_JOB,
-    SET_JOB_ASIDE,
 )
 from shared.errors import JobsUnavailable
 from shared.redis_urls import parse_redis_url

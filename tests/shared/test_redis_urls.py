@@ -10,14 +10,13 @@ from shared.settings import Settings
 
 
 @pytest.mark.parametrize(
-    ("text", "expected", "shown"),
+    ("text", "expected"),
     [
-        ("redis://db", RedisUrl("redis://db", (("db", 6379),)), "db:6379"),
-        ("rediss://u:p@[::1]:1/2", RedisUrl("rediss://u:p@[::1]:1/2", (("::1", 1),)), "::1:1"),
+        ("redis://db", RedisUrl("redis://db", (("db", 6379),))),
+        ("rediss://u:p@[::1]:1/2", RedisUrl("rediss://u:p@[::1]:1/2", (("::1", 1),))),
         (
             "redis+sentinel://a:1,b,[::1]:3/mymaster",
             RedisUrl("redis://a:1", (("a", 1), ("b", 26379), ("::1", 3)), "mymaster"),
-            "a:1,b:26379,::1:3/mymaster",
         ),
         (
             "rediss+sentinel://u:p%40@a/m-1.x/5?sentinel_username=s&ssl_ca_certs=/a%20b&sentinel_password=q%26",
@@ -27,13 +26,11 @@ from shared.settings import Settings
                 "m-1.x",
                 (("username", "s"), ("password", "q&")),
             ),
-            "a:26379/m-1.x",
         ),
     ],
 )
-def test_a_url_is_read(text: str, expected: RedisUrl, shown: str) -> None:
-    parsed = parse_redis_url(text)
-    assert (parsed, parsed.shown) == (expected, shown)
+def test_a_url_is_read(text: str, expected: RedisUrl) -> None:
+    assert parse_redis_url(text) == expected
 
 
 @pytest.mark.parametrize(

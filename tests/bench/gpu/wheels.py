@@ -19,7 +19,7 @@ PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(39, 4, -1)), "ma
 
 # What a machine with Python 3.12, torch 2.11 with CUDA and transformers 5.17 lacks of what the stages import.
 MISSING = (
-    *("execnet", "falcon", "gunicorn", "httptools", "msgspec", "pyrate-limiter", "pytest-xdist", "rapidfuzz"),
+    *("execnet", "falcon", "gunicorn", "httptools", "msgspec", "pytest-xdist", "rapidfuzz"),
     "structlog",
 )
 # What it has of what the stages import; nothing of it travels.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +12,10 @@ from redis import Redis
 
 from gateway.jobs.redis_store import RedisStore
 from gateway.jobs.store import Job
-from gateway.shared_store.connection import SharedStore, SharedStoreAway
 from shared.errors import JobsUnavailable
 from tests.e2e.harness import free_port, until
-from tests.gateway.jobs.servers import RedisServer, volatile_redis
-from tests.gateway.shared_store.failover import SwitchingProxy, fail_over, sentinel, switching_proxy
+from tests.gateway.jobs.failover import SwitchingProxy, fail_over, sentinel, switching_proxy
+from tests.gateway.jobs.servers import RedisServer, redis_server, volatile_redis
 from tests.tls import Certificate
 
 NUM_CONNECTIONS = 6
@@ -80,16 +80,6 @@ def count_failures(store: RedisStore, num_jobs: int = 2 * NUM_CONNECTIONS) -> in
     return failures
 
 
-def is_usable(store: SharedStore) -> bool:
-    """Whether a command works now; each is a write."""
-    try:
-        with store.using("rate") as client:
-            client.set("key", 1)
-    except SharedStoreAway:
-        return False
-    return True
-
-
 @pytest.fixture
 def jobs(proxy: SwitchingProxy) -> Iterator[RedisStore]:
     store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0")
@@ -97,19 +87,6 @@ def jobs(proxy: SwitchingProxy) -> Iterator[RedisStore]:
     open_connections(store)
     yield store
     store.close()
-
-
-@pytest.fixture
-def shared(proxy: SwitchingProxy) -> Iterator[SharedStore]:
-    store = SharedStore(f"redis://127.0.0.1:{proxy.port}/0", 2.0, lambda _use: None)
-    store.receive("session", received.append)
-    store.start()
-    assert is_usable(store)
-    yield store
-    store.stop()
-
-
-received: list[str] = []
 
 
 def test_jobs_follow_a_demoted_primary_to_the_new_one(
@@ -146,55 +123,43 @@ def test_jobs_are_refused_while_there_is_no_primary_and_served_again_after(
     assert count_failures(jobs) <= 1
 
 
-def test_the_shared_store_follows_a_demoted_primary(
-    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, shared: SharedStore
-) -> None:
-    swap(servers)
-    proxy.fail_over(servers[1].port)
-    assert all(is_usable(shared) for _ in range(3))
-
-
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.split()[0].decode())
-def test_the_shared_store_leaves_a_server_that_is_no_primary(
-    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, shared: SharedStore, answer: bytes
-) -> None:
-    proxy.fail_over(servers[1].port, answer)
-    until(lambda: is_usable(shared), 10, "reached again")
-    assert all(is_usable(shared) for _ in range(3))
-
-
-def test_messages_arrive_after_the_reset_of_all_connections(
-    servers: tuple[RedisServer, RedisServer], proxy: SwitchingProxy, shared: SharedStore
-) -> None:
-    servers[0].kill()
-    proxy.fail_over(servers[1].port)
-    proxy.reset()
-    channel = shared.channel("session", shared.gateway_id)
-    with Redis(port=servers[1].port) as client:
-        until(lambda: client.publish(channel, "after"), 10, "the subscription at the new primary")
-    until(lambda: "after" in received, 10, "the message")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a refused handshake's socket
+def test_password_and_tls(tmp_path: Path) -> None:
+    certificate, tls_port, authority = Certificate(tmp_path), free_port(), tmp_path / "ca.crt"
+    authority.write_bytes(certificate.authority_pem)
+    options = {
+        "requirepass": "pass:word",
+        "tls_port": str(tls_port),
+        "tls_cert_file": str(certificate.cert),
+        "tls_key_file": str(certificate.key),
+        "tls_ca_cert_file": str(certificate.cert),
+        "tls_auth_clients": "no",
+    }
+    with redis_server(tmp_path, **options) as server:
+        address = f"127.0.0.1:{tls_port}"
+        trusted = RedisStore(f"rediss://:pass%3Aword@{address}/0?ssl_ca_certs={authority}")
+        assert trusted.insert(make_job(0))
+        trusted.close()
+        for url in (
+            f"rediss://:pass%3Aword@{address}/0",  # the system's authorities
+            f"rediss://:wrong@{address}/0?ssl_ca_certs={authority}",
+            f"redis://127.0.0.1:{server.port}/0",
+        ):
+            refused = RedisStore(url)
+            with pytest.raises(JobsUnavailable) as caught:
+                refused.insert(make_job(1))
+            assert not any(word in str(caught.value) for word in ("pass:word", "pass%3Aword", ":wrong"))
+            refused.close()
+    gc.collect()  # redis-py leaves it open
 
 
 # Sentinel --------------------------------------------------------------------------------------
-
-
-def sentinel_stores(url: str) -> tuple[RedisStore, SharedStore]:
-    jobs, shared = RedisStore(url), SharedStore(url, 2.0, lambda _use: None)
-    shared.start()
-    open_connections(jobs)
-    return jobs, shared
 
 
 def wait_until_demoted(server: RedisServer, password: str | None = None) -> None:
     """Until then it accepts writes, which are lost."""
     with Redis(port=server.port, password=password) as client:
         until(lambda: client.role()[0] == b"slave", 60, "the old primary is a replica")
-
-
-def assert_followed(jobs: RedisStore, shared: SharedStore) -> None:
-    assert count_failures(jobs) <= 1
-    until(lambda: is_usable(shared), 10, "reached again")
-    assert all(is_usable(shared) for _ in range(3))
 
 
 def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
@@ -213,14 +178,13 @@ def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
         watcher = stack.enter_context(sentinel(tmp_path, servers[0], servers[1], *settings))
         port = watcher.connection_pool.connection_kwargs["port"]
         hosts = f"127.0.0.1:1,127.0.0.1:{port}"
-        jobs, shared = sentinel_stores(f"redis+sentinel://:pass%3Aword@{hosts}/mymaster/0?sentinel_password=watch")
+        jobs = RedisStore(f"redis+sentinel://:pass%3Aword@{hosts}/mymaster/0?sentinel_password=watch")
         stack.callback(jobs.close)
-        stack.callback(shared.stop)
+        open_connections(jobs)
         assert jobs.insert(make_job(10**6))
-        assert is_usable(shared)
         assert fail_over(watcher) == servers[1].port
         wait_until_demoted(servers[0], "pass:word")
-        assert_followed(jobs, shared)
+        assert count_failures(jobs) <= 1
         with Redis(port=servers[1].port, password="pass:word") as client:
             assert client.role()[0] == b"master"
             assert client.exists(f"{{tercet}}:job:{2 * NUM_CONNECTIONS - 1:032}")
@@ -252,10 +216,10 @@ def test_sentinels_and_servers_with_tls(tmp_path: Path) -> None:
             sentinel(tmp_path, servers[0], servers[1], f"tls-port {tls_port}", *settings, tls=True)
         )
         url = f"rediss+sentinel://127.0.0.1:{tls_port}/mymaster?ssl_ca_certs={authority}"
-        jobs, shared = sentinel_stores(url)
+        jobs = RedisStore(url)
         stack.callback(jobs.close)
-        stack.callback(shared.stop)
-        assert is_usable(shared)
+        open_connections(jobs)
+        assert jobs.insert(make_job(10**6))
         assert fail_over(watcher) == int(servers[1].options["tls-port"])
         wait_until_demoted(servers[0])
-        assert_followed(jobs, shared)
+        assert count_failures(jobs) <= 1

@@ -5,40 +5,7 @@ Each text begins with what the caller passes as `keys` and `args`. What the valu
 
 from __future__ import annotations
 
-# keys: session. args: gateway id, lifetime in ms, prefix of the gateways' channels. Returns the session's next number;
-# publishes it, after the session's name, to the gateway that had the session's request before. A session is forgotten
-# when no request of it can be running.
-TAKE_SESSION_NUMBER = """
-local holder = redis.call('HGET', KEYS[1], 'gateway')
-local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
-redis.call('HSET', KEYS[1], 'gateway', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-if holder and holder ~= ARGV[1] then
-    redis.call('PUBLISH', ARGV[3] .. holder, KEYS[1] .. ' ' .. number)
-end
-return number
-"""
-
-# keys: an owner's leases. args: limit, lifetime in ms, member. Returns whether the member has a lease: not if the owner
-# has `limit` already. Scores are the times of expiry in ms.
-LEASE = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1
-"""
-
-# keys: name. args: old value, new value, lifetime in s. Returns whether the value was the old one and is replaced.
-REPLACE_VALUE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-return 1
-"""
-
-# The scripts of jobs. keys: the job, its old and its new queue, its owner's set, its idempotency.
+# keys, unless said otherwise: the job, its old and its new queue, its owner's set, its idempotency.
 
 # args: version, id, due at, data, idempotency. Returns whether neither the job nor its idempotency existed.
 INSERT_JOB = """

@@ -19,13 +19,11 @@ def redis_errors() -> tuple[type[Exception], ...]:
     return (redis.RedisError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
-def open_redis(url: RedisUrl, timeout_s: float, *, max_connections: int | None = None, **options: Any) -> Any:
+def open_redis(url: RedisUrl, timeout_s: float) -> Any:
     """A `redis.Redis`. Connects to nothing yet.
 
     Args:
         timeout_s: of a connection and of a command.
-        max_connections: a command waits for one of them, `timeout_s` at most; None: no bound.
-        options: of each connection, as redis-py takes them.
     """
     import redis
     from redis.backoff import NoBackoff
@@ -34,18 +32,13 @@ def open_redis(url: RedisUrl, timeout_s: float, *, max_connections: int | None =
     from redis.retry import Retry
     from redis.sentinel import Sentinel, SentinelConnectionPool
 
-    class BlockingSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
-        """A limited number of connections to the primary."""
-
-    options |= {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    bound = {} if max_connections is None else {"max_connections": max_connections, "timeout": timeout_s}
+    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     # redis-py's client for Sentinels raises a ConnectionError where another raises a ReadOnlyError.
     not_executed = (ReadOnlyError, MasterDownError, BusyLoadingError)
     retry = Retry(NoBackoff(), 1, not_executed)
     if not url.service:
-        pool_class: Any = redis.BlockingConnectionPool if bound else redis.ConnectionPool
-        return redis.Redis(connection_pool=pool_class.from_url(url.url, retry=retry, **options, **bound))
-    of_primary = {**parse_url(url.url), **options}  # type: ignore[no-untyped-call]
+        return redis.Redis(connection_pool=redis.ConnectionPool.from_url(url.url, retry=retry, **timeouts))
+    of_primary = {**parse_url(url.url), **timeouts}  # type: ignore[no-untyped-call]
     for name in ("host", "port"):
         of_primary.pop(name, None)
     of_primary["ssl"] = of_primary.pop("connection_class", None) is not None
@@ -55,5 +48,5 @@ def open_redis(url: RedisUrl, timeout_s: float, *, max_connections: int | None =
         "retry": Retry(NoBackoff(), 0),
     }
     sentinel = Sentinel(url.addresses, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
-    pool_class = BlockingSentinelPool if bound else SentinelConnectionPool
-    return redis.Redis(connection_pool=pool_class(url.service, sentinel, retry=retry, **of_primary, **bound))
+    pool: Any = SentinelConnectionPool(url.service, sentinel, retry=retry, **of_primary)  # type: ignore[no-untyped-call]
+    return redis.Redis(connection_pool=pool)

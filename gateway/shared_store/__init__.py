@@ -1,1 +1,0 @@
-"""What several gateways share in Redis: the connection, and every script that Redis runs."""
