@@ -16,13 +16,14 @@ from pathlib import Path
 import msgspec
 
 from deploy.planning import make_plan
-from gateway.pool.client import STATE_SILENCE_S, BranchError, SlotClient
+from gateway.pool.client import BranchError, SlotClient
 from shared.errors import StartError
 from shared.home import START_DIRECTORY
 from shared.masters.run_directory import lock_holder, lock_run_directory, remove_run_files
 from shared.plan import Plan, Slot, read_current_plan, write_plan
 from shared.protocol import State
 from shared.settings import INTERNAL, Settings
+from shared.time_margins import MARGINS
 
 POLL_S = 0.05
 
@@ -127,6 +128,6 @@ def _reload_slot(slot: Slot, settings: Settings, old: Plan, new: Plan) -> None:
 def _state(client: SlotClient) -> State | None:
     """The worker's state now; None between two workers."""
     try:
-        return client.state(STATE_SILENCE_S)
+        return client.state(MARGINS.silence_s)
     except BranchError:
         return None

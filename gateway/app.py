@@ -45,7 +45,6 @@ from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.retry_budget import RetryBudget
 from gateway.generation.sessions import Sessions
-from gateway.generation.turns import SessionTurns
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -212,7 +211,6 @@ def create_app(
     fanout: Fanout,
     metrics: Metrics,
     hangups: HangupWatcher,
-    turns: SessionTurns,
     jobs: JobExecutor | None = None,
     clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
     tracing: Tracing = NO_TRACING,
@@ -248,7 +246,7 @@ def create_app(
     public_url = settings.access.public_url
     add_error_handlers(app, app.find_resource, partial(nearest_route, resources=app.resources), metrics, public_url)
     quota = OwnerQuota(settings.limits.key_concurrency)
-    starter = RequestStarter(admission.models, fanout, quota, Sessions(), turns, hangups, settings.limits.timeout_s)
+    starter = RequestStarter(admission.models, fanout, quota, Sessions(), hangups, settings.limits.timeout_s)
     feedback_store = FeedbackStore(metrics)
     submitter = None if jobs is None else JobSubmitter(jobs, settings.public_path)
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
@@ -284,7 +282,7 @@ def create_app(
         "/tokenizer_info": TokenizerInfoResource(starter, tokenizer),
         "/health/live": LiveResource(),
         **dict.fromkeys(READY_PATHS, ready),
-        "/slots": SlotsResource(admission, turns, metrics, assets),
+        "/slots": SlotsResource(admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
         "/": RootResource(assets[INDEX], tgi),
         "/docs": AssetResource(assets[DOCS], "The documentation of this API, with a form to try each request"),
@@ -326,8 +324,7 @@ def build() -> GatewayApp:
         log.warning("address_exposed", address=str(bind), keys=has_keys, tls=settings.uses_tls)
     plan = read_plan(settings.run_path)
     admission = Admission(plan, settings.pool.placement, settings.limits.queue)
-    turns = SessionTurns(admission, settings.limits.queue)
-    metrics = Metrics(admission.states, lambda: turns.num_waiting)
+    metrics = Metrics(admission.states, lambda: admission.num_waiting)
     access = RemoteAccess(settings.remote.pool_key, settings.remote.pool_ca) if settings.remote.pool else None
     pool = PoolWatcher(plan, admission, settings.pool.ack_ms / 1e3, settings.remote.pool, access)
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.limits.queue)
@@ -344,15 +341,14 @@ def build() -> GatewayApp:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
-        turns=turns,
-        jobs=_make_jobs(settings, plan, admission, turns, metrics),
+        jobs=_make_jobs(settings, plan, admission, fanout, metrics),
         clients=pool.clients,
         tracing=tracing,
     )
 
 
 def _make_jobs(
-    settings: Settings, plan: Plan, admission: Admission, turns: SessionTurns, metrics: Metrics
+    settings: Settings, plan: Plan, admission: Admission, fanout: Fanout, metrics: Metrics
 ) -> JobExecutor | None:
     if settings.job_store == "none" or settings.server.sagemaker:
         return None
@@ -364,22 +360,25 @@ def _make_jobs(
     )
     num_threads = max(1, int(JOB_SHARE * plan.max_running / BRANCHES_PER_REQUEST))
     jobs = JobExecutor(
-        queue, num_threads=num_threads, has_room=lambda: has_room_for_job(admission, turns, jobs.num_running)
+        queue,
+        num_threads=num_threads,
+        has_room=lambda: has_room_for_job(admission, fanout.num_awaited, jobs.num_running),
     )
     metrics.watch_jobs(lambda: jobs.num_open)
     return jobs
 
 
-def has_room_for_job(admission: Admission, turns: SessionTurns, num_running: int) -> bool:
+def has_room_for_job(admission: Admission, num_awaited: int, num_running: int) -> bool:
     """Whether a job may start: no request waits for room, and the jobs keep to their share.
 
     Args:
+        num_awaited: requests of clients that run or wait.
         num_running: jobs that run now.
     """
     slots = admission.slots()
-    if turns.num_waiting or not any(slot.state.state == "warm" for slot in slots):
+    if admission.num_waiting or not any(slot.state.state == "warm" for slot in slots):
         return False
     most = JOB_SHARE * admission.capacity() / BRANCHES_PER_REQUEST
-    if (num_awaited := turns.num_awaited) and any(slot.device == "cpu" for slot in slots):
+    if num_awaited and any(slot.device == "cpu" for slot in slots):
         most = min(most, num_awaited * JOB_SHARE / (1 - JOB_SHARE))
     return num_running < max(1, int(most))

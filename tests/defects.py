@@ -49,7 +49,7 @@ DEFECTS = [
         "a slow model computes past the deadline, and the text it has comes too late",
         "addbf46",
         "workers/engine/core.py",
-        "now + max(0.0, self._decode_step_s - DEADLINE_TOLERANCE_S) if sequence.token_ids else now",
+        "now + max(0.0, self._decode_step_s - MARGINS.step_s) if sequence.token_ids else now",
         "now",
         "tests/workers/engine/test_engine.py::test_a_step_that_would_end_past_the_deadline_is_not_begun",
     ),

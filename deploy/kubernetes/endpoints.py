@@ -19,7 +19,6 @@ from gateway.api.openapi import build_document
 from gateway.app import OPEN_ROUTES, create_app
 from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
-from gateway.generation.turns import SessionTurns
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
@@ -52,7 +51,6 @@ def gateway_document() -> Json:
         fanout=fanout,
         metrics=metrics,
         hangups=HangupWatcher(),
-        turns=SessionTurns(admission, settings.limits.queue),
     )
     return build_document(app.resources, open_routes=OPEN_ROUTES, needs_keys=True)
 

@@ -9,8 +9,8 @@ import msgspec
 from gateway.api.autocompletion import Autocompletion
 from gateway.api.schema import parse_autocomplete_request
 from gateway.generation.request_starter import Caller, RequestStarter
-from gateway.jobs.executor import Cancelling
 from gateway.jobs.store import Job
+from gateway.waiting.cancellation import Cancelling
 
 _encode = msgspec.json.Encoder().encode
 

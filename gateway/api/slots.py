@@ -14,7 +14,6 @@ from msgspec import Struct, structs
 from gateway.api.health import TAG
 from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.api.page import CONTENT_TYPES, Asset, send_asset
-from gateway.generation.turns import SessionTurns
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.protocol import State
@@ -72,9 +71,8 @@ class SlotsResource:
         )
     }
 
-    def __init__(self, admission: Admission, turns: SessionTurns, metrics: Metrics, assets: dict[str, Asset]) -> None:
+    def __init__(self, admission: Admission, metrics: Metrics, assets: dict[str, Asset]) -> None:
         self._admission = admission
-        self._turns = turns
         self._metrics = metrics
         self._page = assets[PAGE]
 
@@ -94,4 +92,4 @@ class SlotsResource:
         ]
         bounds_s, counts = self._metrics.answer_times(ROUTES)
         answers = AnswerTimes(bounds_s=bounds_s, counts=counts)
-        resp.data = _encode(Slots(slots=rows, waiting=self._turns.num_waiting, answers=answers))
+        resp.data = _encode(Slots(slots=rows, waiting=self._admission.num_waiting, answers=answers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -30,36 +30,22 @@ from gateway.generation.request import (
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from gateway.pool.client import NO_SOCKET, BranchError, SlotClient
+from gateway.pool.attempts import Attempts
+from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.slot_table import ASIDE_S
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text
 from shared.protocol import MAX_TYPED_TOKENS, PRIOR_PROTOCOL, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
+from shared.time_margins import MARGINS
 from shared.tracing import NO_TRACING, Tracing
 
-MAX_ATTEMPTS = 3
 # Branches of a request that run or wait for room at the same time; each holds a thread. Further ones start as they end.
 MAX_BRANCHES_AT_ONCE = 8
-# Passes within a few steps: the gateway frees a cancelled sequence's room before the worker does.
-SLOT_FULL = "slot_full"
-NOT_READY = "not_ready"
-# A request for which one worker's memory does not suffice may fit into another's. A worker ends after the second such
-# failure in a row, so there is one retry, and none on the same slot.
-SCARCE_MEMORY = "out_of_memory"
-MAX_ATTEMPTS_AT_SCARCE_MEMORY = 2
 # Failures of a branch whose worker may have ended.
 LOST_CODES = {"broken", "slot_lost", "device_error", "hang"}
-# Pauses of a branch whose slot serves and yet cannot take it now, in turn; the last is repeated.
-WAIT_PAUSES_S = (0.01, 0.025, 0.05, 0.1)
-# How long it waits for a worker that is away for a moment: it looks for its socket once a second; and one that stops
-# refuses until the gateway has read its state, which takes longest on a busy machine.
-TRANSIENT_CODES = {NO_SOCKET, NOT_READY}
-MAX_TRANSIENT_S = 3.0
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
 FULL_QUEUE_PAUSE_S = 0.1
-# A worker's deadline is this much earlier than the request's, so that a partial completion arrives in time.
-RETURN_MARGIN_S = 0.005
 
 log = structlog.get_logger()
 
@@ -128,6 +114,7 @@ class Fanout:
                 owner=spec.owner,
                 document=spec.document,
                 pin=context.pin,
+                has_session=spec.session is not None,
                 cancelling=context.on_cancel,
             )
         self._retry_budget.add_branches(spec.num_branches)
@@ -138,8 +125,14 @@ class Fanout:
                 self._threads.submit(self._run_branches, context, branch, slot)
             except Overloaded:
                 for unused in slots[number:]:
-                    self._admission.release(unused, context.pin, spec.owner)
+                    self._release(unused, context)
                 raise
+
+    @property
+    def num_awaited(self) -> int:
+        """Requests that run or wait for room, and whose clients wait: all but jobs."""
+        with self._lock:
+            return sum(context.is_awaited and not context.is_over for context in self._contexts)
 
     def top_up(self, context: RequestContext, indices: range) -> None:
         """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
@@ -189,11 +182,7 @@ class Fanout:
     def _attempt(
         self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
     ) -> BranchOutcome:
-        """Up to `MAX_ATTEMPTS` calls, fewer after `SCARCE_MEMORY`; preferably on slots that have not failed it.
-
-        A slot that is full has not failed: other gateways use it too, the one before a reload among them, or sequences
-        whose clients have hung up end with its next step. The branch waits for room until its deadline. Nor has a slot
-        failed whose worker is away for a moment (`TRANSIENT_CODES`).
+        """Call workers until one has answered, as far as `Attempts` permits; preferably slots that were not tried.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
@@ -202,70 +191,49 @@ class Fanout:
         Raises:
             TercetError: from a reservation.
         """
-        spec = context.spec
-        started_at = time.monotonic()
-        failed_slots: set[int] = set()
-        failure: BranchFailure | None = None
-        attempt = 1
-        num_pauses = 0
+        attempts = Attempts(time.monotonic())
         while True:
             if slot is None:
-                slot = self._reserve_one(context, branch, failed_slots, is_first=attempt == 1 and not num_pauses)
-                if failure is not None and failure.code == SCARCE_MEMORY and slot in failed_slots:
-                    self._admission.release(slot, context.pin, spec.owner)
-                    return failure
-            outcome = "ok"
+                slot = self._reserve_one(context, branch, attempts)
             try:
-                with self._tracing.start(
-                    "branch",
-                    context.traceparent,
-                    "client",
-                    branch=branch.index,
-                    attempt=attempt,
-                    slot=slot,
-                    model=spec.model,
-                ) as span:
-                    done = self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
-                return BranchResult(branch.index, branch.seed, slot, spec.model, done, time.monotonic() - started_at)
+                if (failure := attempts.failure) is not None and attempts.excludes(slot):
+                    return BranchFailure(branch.index, failure.code, failure.detail)
+                done = self._traced_call(context, branch, slot, attempts.number, after_delivery)
             except BranchError as error:
-                outcome = error.code
-                self._note_lie(slot, error)
-                must_wait = not context.is_over and (
-                    error.code == SLOT_FULL
-                    or (error.code in TRANSIENT_CODES and time.monotonic() < started_at + MAX_TRANSIENT_S)
-                )
-                if not must_wait:
-                    failure = BranchFailure(branch.index, error.code, error.detail)
-                    max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
-                    is_last = attempt >= max_attempts or not error.is_retryable or context.is_over
-                    if error.code in LOST_CODES:
-                        self._note_lost_worker(context, slot)
-                    if is_last or context.ends_workers or not self._take_retry():
-                        return failure
-            finally:
-                self._admission.release(slot, context.pin, spec.owner)
-                self._branch_counter(str(slot), outcome).inc()
-            failed_slots.add(slot)
-            if must_wait:
-                context.pause(WAIT_PAUSES_S[min(num_pauses, len(WAIT_PAUSES_S) - 1)])
-                num_pauses += 1
+                pause_s = self._pause_after(error, context, slot, attempts)
+                if pause_s is None:
+                    return BranchFailure(branch.index, error.code, error.detail)
             else:
-                attempt += 1
+                duration_s = time.monotonic() - attempts.started_at
+                return BranchResult(branch.index, branch.seed, slot, context.spec.model, done, duration_s)
+            finally:
+                self._release(slot, context)
+            context.pause(pause_s)
             slot = None
 
-    def _reserve_one(
-        self, context: RequestContext, branch: BranchSpec, failed_slots: Collection[int], *, is_first: bool
-    ) -> int:
-        """Room for one branch of a request that was admitted.
+    def _pause_after(self, error: BranchError, context: RequestContext, slot: int, attempts: Attempts) -> float | None:
+        """The time until the next call, in seconds; None: there is none."""
+        self._note_lie(slot, error)
+        pause_s = None if context.is_over else attempts.waits_after(slot, error, time.monotonic())
+        if pause_s is not None:
+            return pause_s
+        if error.code in LOST_CODES:
+            self._note_lost_worker(context, slot)
+        may_repeat = attempts.may_repeat_after(error) and not context.is_over and not context.ends_workers
+        return 0.0 if may_repeat and self._take_retry() else None
 
-        Args:
-            is_first: the branch has had no room yet.
+    def _release(self, slot: int, context: RequestContext) -> None:
+        spec = context.spec
+        self._admission.release(slot, context.pin, spec.owner, has_session=spec.session is not None)
+
+    def _reserve_one(self, context: RequestContext, branch: BranchSpec, attempts: Attempts) -> int:
+        """Room for one branch of a request that was admitted.
 
         Raises:
             TercetError: as `Admission.reserve`; `Overloaded` only at the deadline.
         """
         spec = context.spec
-        is_admitted = not is_first or not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
+        is_admitted = not attempts.is_first or not MAX_BRANCHES_AT_ONCE <= branch.index < spec.num_branches
         while True:
             try:
                 [slot] = self._admission.reserve(
@@ -273,10 +241,11 @@ class Fanout:
                     1,
                     spec.deadline,
                     owner=spec.owner,
-                    avoid=failed_slots,
+                    avoid=attempts.tried_slots,
                     is_retry=is_admitted,
                     document=spec.document,
                     pin=context.pin,
+                    has_session=spec.session is not None,
                     cancelling=context.on_cancel,
                 )
             except Overloaded:
@@ -309,6 +278,27 @@ class Fanout:
         (self._metrics.retries if is_granted else self._metrics.refused_retries).inc()
         return is_granted
 
+    def _traced_call(
+        self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, after_delivery: ExitStack
+    ) -> Done:
+        outcome, spec = "ok", context.spec
+        try:
+            with self._tracing.start(
+                "branch",
+                context.traceparent,
+                "client",
+                branch=branch.index,
+                attempt=attempt,
+                slot=slot,
+                model=spec.model,
+            ) as span:
+                return self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
+        except BranchError as error:
+            outcome = error.code
+            raise
+        finally:
+            self._branch_counter(str(slot), outcome).inc()
+
     def _call(
         self,
         context: RequestContext,
@@ -319,7 +309,7 @@ class Fanout:
         after_delivery: ExitStack,
     ) -> Done:
         spec = context.spec
-        left_s = spec.deadline - time.monotonic() - RETURN_MARGIN_S
+        left_s = spec.deadline - time.monotonic() - MARGINS.return_s
         if left_s <= 0:
             raise BranchError("deadline_exceeded", "The time limit passed before its turn.", is_retryable=False)
         if context.ends_workers:

@@ -5,23 +5,17 @@ Knows no dialect: whatever a dialect wants of a completion is a field of the spe
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from gateway.pool.revision_pin import RevisionPin
-from shared.errors import TercetError
+from gateway.waiting.cancellation import Cancellation
 from shared.protocol import MAX_SEED, Done, Group, Prediction, Sampling, Token
-
-# A branch's last events can still be on their way when the deadline passes: wait this much longer for them.
-COLLECT_GRACE_S = 0.03
-
+from shared.time_margins import MARGINS
 
 # Of the text after a gap, workers read some tokens.
 MAX_SUFFIX_CHARS = 200
@@ -153,34 +147,33 @@ BranchOutcome: TypeAlias = BranchResult | BranchFailure
 BranchEvent: TypeAlias = TokenDelta | BranchOutcome
 
 
-class RequestContext:
-    """A request being processed: a queue of its branches' events, and cancellation. Thread-safe.
+class RequestContext(Cancellation):
+    """A request being processed: a queue of its branches' events, and cancellation, which ends all branches and wakes
+    `next_event`. Thread-safe.
 
     Attributes:
         pin: the weights that its branches share.
         traceparent: the request's span, parent of the branches' spans; "" if the request is not traced.
-        cancel_reason: the error to answer with, if cancellation gave a reason.
+        is_awaited: a client waits for the answer.
         num_top_ups: branches started to replace rejected completions.
         lost_workers: slots and process ids of workers whose connection failed during a branch of this request.
         ends_workers: two of them have ended, so that this request may be the cause.
         first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.
     """
 
-    def __init__(self, spec: GenerationSpec, traceparent: str = "") -> None:
+    def __init__(self, spec: GenerationSpec, traceparent: str = "", *, is_awaited: bool = True) -> None:
+        super().__init__()
         self.spec = spec
         self.traceparent = traceparent
+        self.is_awaited = is_awaited
         self.pin = RevisionPin()
-        self.cancel_reason: TercetError | None = None
         self.num_top_ups = 0
         self.lost_workers: set[tuple[int, int]] = set()
         self.ends_workers = False
         self.first_outcomes_at: float | None = None
-        self._changed = threading.Condition()
         self._events: deque[BranchEvent] = deque()
-        self._callbacks: list[Callable[[], None]] = []
-        self._is_cancelled = False
         self._is_closed = False  # takes no further events
-        self._until = spec.deadline + COLLECT_GRACE_S
+        self._until = spec.deadline + MARGINS.collect_s
         self._unstarted = deque(range(spec.num_branches))
         self._num_expected = spec.num_branches  # branches without an outcome
 
@@ -219,7 +212,7 @@ class RequestContext:
                 self._changed.notify_all()
 
     def next_event(self) -> BranchEvent | None:
-        """Wait for the next event. None: the request was cancelled, or its deadline and `COLLECT_GRACE_S` passed; from
+        """Wait for the next event. None: the request was cancelled, or `MARGINS.collect_s` after its deadline; from
         then on the queue takes no further events, so it ends even if branches send without a pause.
 
         Unless the request is streamed, events wait for the last branch's outcome: to wake the thread for each costs
@@ -236,33 +229,3 @@ class RequestContext:
     @property
     def _is_worth_waking(self) -> bool:
         return self.spec.is_streamed or self._num_expected <= 0
-
-    def cancel(self, reason: TercetError | None = None) -> None:
-        """End all branches, waiting or running, and wake `next_event`. Of several reasons the first is kept."""
-        with self._changed:
-            if self.cancel_reason is None and not self._is_cancelled:
-                self.cancel_reason = reason
-            self._is_cancelled = True
-            callbacks = list(self._callbacks)
-            self._changed.notify_all()
-        for callback in callbacks:
-            callback()
-
-    @contextmanager
-    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, cancellation calls `callback`; at once, if the request is already cancelled."""
-        with self._changed:
-            self._callbacks.append(callback)
-            is_cancelled = self._is_cancelled
-        if is_cancelled:
-            callback()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._callbacks.remove(callback)
-
-    def pause(self, seconds: float) -> None:
-        """Sleep; cancellation ends it early."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_cancelled, timeout=seconds)

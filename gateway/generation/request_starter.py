@@ -13,19 +13,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.generation.fanout import RETURN_MARGIN_S, Fanout
+from gateway.generation.fanout import Fanout
 from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
 from gateway.generation.started_request import StartedRequest
-from gateway.generation.turns import SessionTurns
-from gateway.pool.admission import Cancelling
 from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
+from gateway.waiting.cancellation import Cancelling
 from shared.errors import ClientGone, FieldError, NotReady, UnknownModel, invalid_field
 from shared.hangups import HangupWatcher
 from shared.plan import Model
 from shared.protocol import MAX_SEED
+from shared.time_margins import MARGINS
 
 # The beginning of a document that identifies it where there is no session, in characters or token ids.
 DOCUMENT_LENGTH = 200
@@ -67,7 +67,6 @@ class RequestStarter:
         fanout: Fanout,
         quota: OwnerQuota,
         sessions: Sessions,
-        turns: SessionTurns,
         hangups: HangupWatcher,
         timeout_s: float,
     ) -> None:
@@ -82,7 +81,6 @@ class RequestStarter:
         self._quota = quota
         self._hangups = hangups
         self._sessions = sessions
-        self._turns = turns
 
     @contextmanager
     def admitting(self, caller: Caller) -> Iterator[None]:
@@ -114,7 +112,7 @@ class RequestStarter:
         Raises:
             Overloaded, NotReady, DeadlineExceeded, Superseded, ClientGone: it was not started, or cancelled.
         """
-        context = RequestContext(spec, caller.traceparent)
+        context = RequestContext(spec, caller.traceparent, is_awaited=not caller.is_job)
         hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         with (
             self._sessions.superseding(context),
@@ -122,9 +120,8 @@ class RequestStarter:
             caller.cancelling(context.cancel),
         ):
             try:
-                with self._turns.taken(context, is_job=caller.is_job):
-                    self._start(context)
-                    yield StartedRequest(context, self._fanout, policy)
+                self._start(context)
+                yield StartedRequest(context, self._fanout, policy)
             finally:
                 context.cancel()
 
@@ -175,8 +172,8 @@ class RequestStarter:
         """
         if max_time_s is not None and max_time_s > self.timeout_s:
             raise invalid_field("max_time", f"must be at most {self.timeout_s:g} seconds (TERCET_TIMEOUT_S)")
-        if max_time_s is not None and max_time_s <= RETURN_MARGIN_S:
-            raise invalid_field("max_time", f"must be above {RETURN_MARGIN_S:g} seconds")
+        if max_time_s is not None and max_time_s <= MARGINS.return_s:
+            raise invalid_field("max_time", f"must be above {MARGINS.return_s:g} seconds")
         return started_at + (max_time_s or self.timeout_s)
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import TypeAlias
 
 import structlog
 
 from gateway.jobs.queue import Final, JobQueue
 from gateway.jobs.store import Job
+from gateway.waiting.cancellation import Cancellation, Cancelling
 from shared.call_threads import CallThreads
 from shared.errors import JobsUnavailable, NotReady, Overloaded, ShuttingDown, TercetError, internal_error
 
@@ -31,40 +31,16 @@ REFUSED_DELAY_S = 1.0
 MAX_STORING_S = 60.0
 REFUSALS = (NotReady, Overloaded, ShuttingDown)
 
-# A context manager that calls a function if the job is cancelled while the block runs.
-Cancelling: TypeAlias = Callable[[Callable[[], None]], AbstractContextManager[None]]
 Compute: TypeAlias = Callable[[Job, Cancelling], bytes]
 log = structlog.get_logger()
 
 
-class _RunningJob:
-    """A leased job and how to cancel its computation. Thread-safe."""
+class _RunningJob(Cancellation):
+    """A leased job and the cancellation of its computation."""
 
     def __init__(self, job: Job) -> None:
+        super().__init__()
         self.job = job
-        self.is_cancelled = False
-        self._lock = threading.Lock()
-        self._cancel: Callable[[], None] | None = None
-
-    def cancel(self) -> None:
-        with self._lock:
-            self.is_cancelled = True
-            cancel = self._cancel
-        if cancel is not None:
-            cancel()
-
-    @contextmanager
-    def cancelling(self, cancel: Callable[[], None]) -> Iterator[None]:
-        with self._lock:
-            self._cancel = cancel
-            is_cancelled = self.is_cancelled
-        if is_cancelled:
-            cancel()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._cancel = None
 
 
 class JobExecutor:
@@ -237,7 +213,7 @@ class JobExecutor:
         try:
             if refusal is not None:
                 raise refusal
-            result = self._compute(job, running.cancelling)
+            result = self._compute(job, running.on_cancel)
             state = "succeeded"
         except REFUSALS as refused:
             if not running.is_cancelled:

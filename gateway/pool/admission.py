@@ -4,52 +4,53 @@ A worker's server would accept more requests than its engine can run and let the
 more branches in flight to a slot than the slot's batch holds; further requests wait here, where they are ordered,
 bounded, cancellable and can still go to whichever slot becomes free first.
 
-Each model has a queue of its own, fair between owners (API keys): a request never waits for another model's slots, and
-an owner that floods does not delay the others. Retries of admitted requests come before all queues. This module knows
-no HTTP and no text.
+Each model has a queue of its own in the waiting room: a request never waits for another model's slots. Retries of
+admitted requests come before all queues. Long texts that are only to be tokenized have one queue, and one of them a
+slot. This module knows no HTTP and no text.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.pool.affinity import DocumentAffinity
-from gateway.pool.fair_queue import FairQueue
 from gateway.pool.models import ServedModels
 from gateway.pool.owner_shares import OwnerShares
 from gateway.pool.placement import place_on_one_revision
 from gateway.pool.revision_pin import RevisionPin
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
+from gateway.waiting.cancellation import Cancelling
+from gateway.waiting.fair_queue import Line, line_of
+from gateway.waiting.room import Waiter, WaitingRoom
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan, Slot
 from shared.protocol import State
 from shared.settings import Placement
 
-Cancelling = Callable[[Callable[[], None]], AbstractContextManager[None]]
+# The queue of long texts. One is tokenized at a time: while the gateway reads and encodes the tokens of the largest, a
+# MiB with a token for each byte, it holds some 250 MB, and other threads wait for the interpreter.
+LONG_TEXTS = ("long texts",)
 
 
-@dataclass(slots=True, eq=False)
-class _Reservation:
-    """A request that waits. It is settled, once, with either `slots` or `error`; both None: its deadline passed."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Reservation(Waiter):
+    """A request that waits for slots. It gets `slots` or an error; neither: its deadline passed."""
 
     model: str
-    owner: str
     num_branches: int
     avoid: Collection[int]
-    is_retry: bool
     document: int | None
     pin: RevisionPin
-    number: int = 0
     slots: list[int] | None = None
-    error: TercetError | None = None
-    is_waiting: bool = True
     settled: threading.Event = field(default_factory=threading.Event)
+
+    def wake(self) -> None:
+        self.settled.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +88,13 @@ class Admission:
             max_down_s: how long requests wait for a slot that is down.
         """
         self._policy: Placement = policy
-        self._queue_bound = queue_bound
         self._lock = threading.Lock()
         self._table = SlotTable(plan.slots, max_down_s)
         self._affinity = DocumentAffinity()
-        self._retries: dict[_Reservation, None] = {}  # in the order of arrival
+        self._room: WaitingRoom[_Reservation] = WaitingRoom(queue_bound)
         self.models = ServedModels(plan)
-        self._queues = {model: FairQueue[_Reservation]() for model in self.models.names}
         self._shares = {model: OwnerShares() for model in self.models.names}
-        self._num_waiting: Counter[str] = Counter()  # branches in all queues, by owner
+        self._has_long_text = False
         self._num_arrived = 0
 
     def add(self, slot: Slot) -> None:
@@ -162,7 +161,7 @@ class Admission:
     def num_waiting(self) -> int:
         """Branches in the queues, without retries."""
         with self._lock:
-            return self._num_waiting.total()
+            return self._room.size
 
     @property
     def num_arrived(self) -> int:
@@ -183,14 +182,14 @@ class Admission:
             NotReady: no model has a slot that serves it or is expected to.
         """
         with self._lock:
-            if not self._num_waiting and self._queue_bound and self._table.is_any_warm:
+            room = self._room
+            if not room.size and room.bound and self._table.is_any_warm:
                 return  # as almost always; the rest costs as much as a reservation
-            refusals = {model: self._unavailability(model) for model in self._queues}
+            refusals = {model: self._unavailability(model) for model in self.models.names}
             if all(refusals.values()):
                 raise next(error for error in refusals.values() if error)
-            num_waiting = self._num_waiting
-            is_full = num_waiting.total() + 1 > self._queue_bound and (
-                num_waiting[owner] + 1 >= max(num_waiting.values(), default=0)
+            is_full = room.size + 1 > room.bound and (
+                room.sizes.get(owner, 0) + 1 >= max(room.sizes.values(), default=0)
             )
             if is_full and not any(self._has_room(model) for model, refusal in refusals.items() if not refusal):
                 raise self._overloaded()
@@ -206,6 +205,8 @@ class Admission:
         is_retry: bool = False,
         document: int | None = None,
         pin: RevisionPin | None = None,
+        has_session: bool = False,
+        is_long_text: bool = False,
         cancelling: Cancelling = lambda _cancel: nullcontext(),
     ) -> list[int]:
         """Wait until all branches have room at once, and reserve it.
@@ -222,6 +223,9 @@ class Admission:
             document: a number that requests for the same document share (document affinity): they go to the slot
                 that has the prompt in its prefix cache.
             pin: the request's pin; all its branches get slots with the same weights.
+            has_session: the client's next key makes the request useless. So the latest goes first, and no more run than
+                end before it: the owner's sessions keep to its share of the room, or to one request.
+            is_long_text: it is only to be tokenized; one of these has a slot at a time.
             cancelling: makes a context manager from a function that cancels the waiting; it is entered while the
                 request waits.
 
@@ -235,81 +239,76 @@ class Admission:
                 ready at the deadline.
             DeadlineExceeded: no room before the deadline, in slots that are ready.
         """
-        reservation = _Reservation(model, owner, num_branches, avoid, is_retry, document, pin or RevisionPin())
+        reservation = _Reservation(
+            owner=owner,
+            queue=LONG_TEXTS if is_long_text else model,
+            cost=num_branches,
+            size=num_branches,
+            deadline=deadline,
+            is_latest_first=has_session,
+            is_urgent=is_retry and not is_long_text,
+            model=model,
+            num_branches=num_branches,
+            avoid=avoid,
+            document=document,
+            pin=pin or RevisionPin(),
+        )
         with self._lock:
-            self._enqueue(reservation)
+            self._num_arrived += 1
+            self._shares[model].note(owner)
+            self._room.enter(reservation)
             self._settle_all()
-            self._refuse_beyond_the_bound()
-        with cancelling(partial(self._cancel, reservation)):
+            while self._room.refuse_one(self._overloaded) is not None:
+                self._settle_all()
+        with cancelling(partial(self._end, reservation, _cancellation)):
             reservation.settled.wait(max(0.0, deadline - time.monotonic()))
-        self._end(reservation, None)
+        self._end(reservation, partial(self._lateness, model))
         if reservation.error is not None:
             raise reservation.error
-        if reservation.slots is None:
-            raise self._lateness(model)
+        assert reservation.slots is not None
         return reservation.slots
 
-    def _lateness(self, model: str) -> TercetError:
-        """Why a request got no slot before its deadline."""
-        with self._lock:
-            if self._table.groups(model):
-                return DeadlineExceeded(
-                    f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
-                )
-            return NotReady(
-                f"No worker of {model} is ready ({self._table.describe(model)}). Repeat the request in a moment; "
-                "GET /health/ready shows how far each has got.",
-            )
-
-    def release(self, index: int, pin: RevisionPin | None = None, owner: str = "") -> None:
+    def release(
+        self,
+        index: int,
+        pin: RevisionPin | None = None,
+        owner: str = "",
+        *,
+        has_session: bool = False,
+        is_long_text: bool = False,
+    ) -> None:
         """Give back the room of one branch in a slot.
 
         Args:
-            pin, owner: as for `reserve`.
+            pin, owner, has_session, is_long_text: as for `reserve`.
         """
         with self._lock:
             self._table.release(index)
-            self._shares[self._table.entries[index].slot.model].remove(owner)
+            self._shares[self._table.entries[index].slot.model].add((owner, has_session), -1)
+            self._has_long_text &= not is_long_text
             if pin is not None:
                 pin.num_running -= 1
                 if not pin.num_running and not pin.has_output:
                     pin.revision = None
             self._settle_all()
 
-    def _cancel(self, reservation: _Reservation) -> None:
-        self._end(reservation, ClientGone("Cancelled while waiting for a slot."))
-
-    def _end(self, reservation: _Reservation, error: TercetError | None) -> None:
+    def _end(self, reservation: _Reservation, make_error: Callable[[], TercetError]) -> None:
         """Remove a request that still waits, and place those that it held back."""
         with self._lock:
             if reservation.is_waiting:
-                self._settle(reservation, error=error)
+                self._room.settle(reservation, make_error())
                 self._settle_all()
 
-    def _enqueue(self, reservation: _Reservation) -> None:
-        self._num_arrived += 1
-        reservation.number = self._num_arrived
-        self._shares[reservation.model].note(reservation.owner)
-        if reservation.is_retry:
-            self._retries[reservation] = None
-        else:
-            self._queues[reservation.model].append(reservation)
-            self._num_waiting[reservation.owner] += reservation.num_branches
-
-    def _settle(
-        self, reservation: _Reservation, *, slots: list[int] | None = None, error: TercetError | None = None
-    ) -> None:
-        """End the waiting of a request, and wake its thread."""
-        if reservation.is_retry:
-            del self._retries[reservation]
-        else:
-            queue = self._queues[reservation.model]
-            (queue.remove if slots is None else queue.serve)(reservation)
-            self._num_waiting[reservation.owner] -= reservation.num_branches
-            if not self._num_waiting[reservation.owner]:
-                del self._num_waiting[reservation.owner]
-        reservation.slots, reservation.error, reservation.is_waiting = slots, error, False
-        reservation.settled.set()
+    def _lateness(self, model: str) -> TercetError:
+        """Why a request got no slot before its deadline."""
+        if self._table.groups(model):
+            return DeadlineExceeded(
+                f"No slot of {model} had room before the deadline; allow a longer max_time, or run more workers.",
+            )
+        return NotReady(
+            f"No worker of {model} is ready ({self._table.describe(model)}). Repeat the request in a moment; "
+            "GET /health/ready shows how far each has got.",
+        )
 
     def _settle_all(self) -> None:
         """Place what fits and refuse what cannot be served.
@@ -318,23 +317,26 @@ class Admission:
         head holds back the others of its model until it fits; small requests could overtake it without end otherwise.
         An owner that must leave room to others holds back only its own requests.
         """
-        for retry in list(self._retries):
+        for retry in self._room.urgent:
             self._try_to_settle(retry)
-        for queue in self._queues.values():
-            passed: set[str] = set()
-            while (head := queue.head(passed)) is not None:
-                if self._must_leave_room(head):
-                    passed.add(head.owner)
+        for queue in (*self.models.names, LONG_TEXTS):
+            passed: set[Line] = set()
+            while (head := self._room.head(queue, passed)) is not None:
+                if self._must_wait(head):
+                    passed.add(line_of(head))
                 elif not self._try_to_settle(head):
                     break
 
-    def _must_leave_room(self, reservation: _Reservation) -> bool:
+    def _must_wait(self, reservation: _Reservation) -> bool:
+        """Whether a request must wait although there may be room."""
+        if reservation.queue == LONG_TEXTS:
+            return self._has_long_text
         slots = [slot for group in self._table.groups(reservation.model) for slot in group]
         capacity = sum(slot.shared_batch for slot in slots)
         shares = self._shares[reservation.model]
         # Without a slot the request may have to be refused, which `_try_to_settle` knows.
         return bool(slots) and shares.must_wait(
-            reservation.owner, reservation.num_branches, capacity, self._num_waiting
+            line_of(reservation), reservation.num_branches, capacity, self._room.sizes
         )
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
@@ -350,11 +352,13 @@ class Admission:
             pin.revision = self._table.entries[slots[0]].state.revision
             pin.num_running += len(slots)
             self._table.reserve(slots)
-            self._shares[reservation.model].add(reservation.owner, len(slots))
+            self._shares[reservation.model].add(line_of(reservation), len(slots))
             self._affinity.remember(reservation.document, slots[0])
-            self._settle(reservation, slots=slots)
+            self._has_long_text |= reservation.queue == LONG_TEXTS
+            reservation.slots = slots
+            self._room.settle(reservation)
         elif (refusal := self._unavailability(reservation.model, pin)) is not None:
-            self._settle(reservation, error=refusal)
+            self._room.settle(reservation, refusal)
         return not reservation.is_waiting
 
     def _unavailability(self, model: str, pin: RevisionPin | None = None) -> NotReady | None:
@@ -378,28 +382,13 @@ class Admission:
     def _has_room(self, model: str) -> bool:
         """Whether a request of the fewest branches would be placed at once."""
         views = (view for group in self._table.groups(model) for view in group)
-        return not self._queues[model] and any(view.room() > 0 for view in views)
-
-    def _refuse_beyond_the_bound(self) -> None:
-        """Longest queue drop: refuse the newest request of the owner that has the most branches waiting.
-
-        B. Suter et al., "Design considerations for supporting TCP with per-flow queueing", INFOCOM 1998. So an owner
-        that waits for less than its share of the queue is not refused because others have filled it. The owner of the
-        newest request is refused among equals.
-        """
-        while self._num_waiting.total() > self._queue_bound:
-            newest = [self._newest(owner) for owner in self._num_waiting]
-            self._settle(
-                max(newest, key=lambda request: (self._num_waiting[request.owner], request.number)),
-                error=self._overloaded(),
-            )
-            self._settle_all()
-
-    def _newest(self, owner: str) -> _Reservation:
-        requests = (queue.newest(owner) for queue in self._queues.values())
-        return max((request for request in requests if request is not None), key=lambda request: request.number)
+        return self._room.is_empty(model) and any(view.room() > 0 for view in views)
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(
-            f"The queue is full: at most {self._queue_bound} branches may wait (TERCET_QUEUE). Try again shortly.",
+            f"The queue is full: at most {self._room.bound} branches may wait (TERCET_QUEUE). Try again shortly.",
         )
+
+
+def _cancellation() -> ClientGone:
+    return ClientGone("Cancelled while waiting for a slot.")

@@ -31,13 +31,12 @@ from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLo
 from shared.plan import Remote, Slot
 from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, Tokens
 from shared.settings import Address
+from shared.time_margins import MARGINS
 
 # The worker lives, and makes its socket again if it was removed.
 NO_SOCKET = "no_socket"
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
-# A worker sends its state at least once a second; after this time without a line it counts as down.
-STATE_SILENCE_S = 3.0
 # A worker's state changes with each percent of a load, and with each gateway; twice a second it is repeated. With more
 # lines in a second than a load of 0.1 s sends, the worker floods.
 MAX_STATES_PER_S = 1000
@@ -253,7 +252,7 @@ class Call(_AbortableCall):
                 # The worker sends the head together with `accepted`, so the head is the acknowledgement. The request's
                 # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
-                _set_read_timeout(response, max(0.0, self._deadline - time.monotonic()) + STATE_SILENCE_S)
+                _set_read_timeout(response, max(0.0, self._deadline - time.monotonic()) + MARGINS.silence_s)
                 check = AnswerCheck(self._request, self._vocab_size)
                 max_line_bytes = min(check.max_line_bytes, wire.MAX_LINE_BYTES)
                 for raw_lines in wire.split_lines(_stream(response), max_line_bytes, check.max_bytes):
@@ -410,9 +409,9 @@ class SlotClient:
 
         Raises:
             BranchError: the stream ended in another way: the worker is unreachable, refused, died, was silent for
-                `STATE_SILENCE_S`, or sent an invalid line.
+                `silence_s` of `MARGINS`, or sent an invalid line.
         """
-        return self._states("", STATE_SILENCE_S)
+        return self._states("", MARGINS.silence_s)
 
     def state(self, timeout_s: float) -> State:
         """The worker's state now. The caller does not count as a gateway that shares the worker.

@@ -4,6 +4,9 @@ A request that waits for room waits for sequences to end, not for its turn: wher
 prompts, the next request of another waits for a whole generation, however fair the queue is. And on a CPU each sequence
 makes the steps of all others longer. So an owner beyond its equal share of the room leaves some free for those that
 want no more than theirs. Where all want more, they fill the room together: none of them would be answered sooner.
+
+Requests of sessions keep to their owner's share in any case. An engine that decodes those of all sessions together
+slows each of them down until none ends before the next key, which supersedes it.
 No lock: `Admission` holds its own.
 """
 
@@ -13,6 +16,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
+from gateway.waiting.fair_queue import Line
+
 # An owner beyond its share leaves an eighth of the room to others. Of the default batch it is six branches, two
 # requests of three: one for a request that comes, and one for the next, before a sequence of the first has ended.
 HEADROOM_DIVISOR = 8
@@ -21,10 +26,11 @@ RECENT_S = 10.0
 
 
 class OwnerShares:
-    """Branches in flight of each owner, in the slots of one model."""
+    """Branches in flight of each owner, in the slots of one model, and how many of them are of sessions."""
 
     def __init__(self) -> None:
         self._num_branches: Counter[str] = Counter()
+        self._num_of_sessions: Counter[str] = Counter()
         self._seen_at: OrderedDict[str, float] = OrderedDict()  # of recent owners, the last seen at the end
 
     def note(self, owner: str) -> None:
@@ -35,30 +41,30 @@ class OwnerShares:
         while next(iter(self._seen_at.values())) < now - RECENT_S:
             self._seen_at.popitem(last=False)
 
-    def add(self, owner: str, num_branches: int) -> None:
-        """Count branches that have got room."""
-        self._num_branches[owner] += num_branches
+    def add(self, line: Line, num_branches: int) -> None:
+        """Count branches that have got room; negative: that have given it back."""
+        owner, has_session = line
+        for counter in (self._num_branches, self._num_of_sessions) if has_session else (self._num_branches,):
+            counter[owner] += num_branches
+            if not counter[owner]:
+                del counter[owner]
 
-    def remove(self, owner: str) -> None:
-        """A branch has given its room back."""
-        self._num_branches[owner] -= 1
-        if self._num_branches[owner] <= 0:
-            del self._num_branches[owner]
-
-    def must_wait(self, owner: str, num_branches: int, capacity: int, num_waiting: Mapping[str, int]) -> bool:
+    def must_wait(self, line: Line, num_branches: int, capacity: int, num_waiting: Mapping[str, int]) -> bool:
         """Whether this many branches more would exceed the owner's share and leave too little room to one that wants no
-        more than its own.
+        more than its own, or are of a session.
 
         Args:
             capacity: branches that the model's slots may hold together while such owners use them.
             num_waiting: branches that wait for room, by owner.
         """
-        num_owners = len(self._seen_at)
+        owner, has_session = line
+        share = capacity // max(1, len(self._seen_at))
+        if has_session:
+            num_running = self._num_of_sessions.get(owner, 0)
+            if num_running and num_running + num_branches > share:
+                return True
         has = self._num_branches.get(owner, 0)
-        if num_owners < 2 or not has:
-            return False
-        share = capacity // num_owners
-        if has + num_branches <= share:
+        if len(self._seen_at) < 2 or not has or has + num_branches <= share:
             return False
         if self._num_branches.total() + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
             return False

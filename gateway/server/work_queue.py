@@ -12,9 +12,10 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from gateway.pool.fair_queue import FairQueue
 from gateway.server.connections import LARGE_BYTES, Connection, Phase
+from gateway.waiting.room import Waiter, WaitingRoom
 from shared.cpu_share import SHARE, pause_after
+from shared.errors import Overloaded, TercetError
 
 # What a large request costs the gateway at most, in seconds of CPU time per byte: 9.3 to 10.3 ms for a context of 1 MB,
 # 4.8 for feedback, 3.1 for an unknown path (measured by hand, AMD EPYC, Zen 4). Texts to tokenize cost more, and have a
@@ -28,18 +29,18 @@ LARGE_S_PER_BYTE = CPU_S_PER_BYTE / SHARE
 # 201 ms with them (four times each, measured by hand, AMD EPYC, Zen 4, two cores). There is a longest one so that a
 # request which took long, or a flood before it had to yield, makes none wait for long.
 MAX_PAUSE_S = 0.1
+SMALL, LARGE = "small", "large"
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Waiting(Waiter):
+    """A complete request; large ones have a queue of their own."""
+
     connection: Connection
-    owner: str
-    num_bytes: int
-    num_branches: int = 1  # of a `FairQueue`: requests count alike
 
     @property
     def is_large(self) -> bool:
-        return self.num_bytes > LARGE_BYTES
+        return self.queue == LARGE
 
 
 class WorkQueue:
@@ -71,14 +72,12 @@ class WorkQueue:
         self._max_wait_s = max_wait_s
         self._max_bytes = max_bytes
         self._max_large = max_threads if max_large is None else max_large
-        self._small: FairQueue[_Waiting] = FairQueue()
-        self._large: FairQueue[_Waiting] = FairQueue()
+        self._room: WaitingRoom[_Waiting] = WaitingRoom(max_bytes)
         self._yields_to = yields_to
         self._pause_until = 0.0  # while the other class has requests
         self._large_at = 0.0  # when the next large request may begin
         self._answering_large: set[Connection] = set()
         self._waiting: dict[Connection, _Waiting] = {}
-        self._num_bytes: Counter[str] = Counter()  # of those that wait, by owner
         self._unsent: dict[Connection, str] = {}  # answered, and not sent yet: the connection's owner
 
     @property
@@ -87,16 +86,20 @@ class WorkQueue:
 
     def append(self, connection: Connection, owner: str) -> list[Connection]:
         """Add a request. Returns those that are to be refused, the new one perhaps included."""
-        waiting = _Waiting(connection, owner, connection.num_buffered_bytes)
+        size = connection.num_buffered_bytes
+        max_wait_s = self._max_wait_s + (self._max_bytes * LARGE_S_PER_BYTE if size > LARGE_BYTES else 0.0)
+        waiting = _Waiting(
+            owner=owner,
+            queue=LARGE if size > LARGE_BYTES else SMALL,
+            size=size,
+            deadline=connection.since + max_wait_s,
+            connection=connection,
+        )
         self._waiting[connection] = waiting
-        self._queue_of(waiting).append(waiting)
-        self._num_bytes[owner] += waiting.num_bytes
+        self._room.enter(waiting)
         refused = []
-        while self._num_bytes.total() > self._max_bytes and len(self._waiting) > 1:
-            [(most, _)] = self._num_bytes.most_common(1)
-            newest = self._large.newest(most) or self._small.newest(most)
-            assert newest is not None
-            self.remove(newest.connection)
+        while len(self._waiting) > 1 and (newest := self._room.refuse_one(_no_room)) is not None:
+            del self._waiting[newest.connection]
             refused.append(newest.connection)
         return refused
 
@@ -108,16 +111,14 @@ class WorkQueue:
         """
         while self.num_answering < self.max_threads and now >= self._begins_at:
             # A large one whose time has come goes first: they come at a bounded rate, so they delay no small one much.
-            queue = self._large if now >= self._large_free_at else self._small
-            if (head := queue.head()) is None:
+            if (head := self._room.head(LARGE if now >= self._large_free_at else SMALL)) is None:
                 break
-            self._forget(head)
-            queue.serve(head)
+            self._settle(head)
             if head.connection.phase is Phase.READY:  # else closed or refused meanwhile
                 self.num_answering += 1
                 if head.is_large:
                     self._answering_large.add(head.connection)
-                    self._large_at = now + head.num_bytes * LARGE_S_PER_BYTE
+                    self._large_at = now + head.size * LARGE_S_PER_BYTE
                 return head.connection
         return None
 
@@ -126,7 +127,7 @@ class WorkQueue:
         """When `take` has a request that now waits only for its time; infinite if none does."""
         if self.num_answering >= self.max_threads or not self._waiting:
             return math.inf
-        return max(self._begins_at, 0.0 if self._small else self._large_free_at)
+        return max(self._begins_at, self._large_free_at if self._room.is_empty(SMALL) else 0.0)
 
     @property
     def _begins_at(self) -> float:
@@ -136,7 +137,11 @@ class WorkQueue:
     @property
     def _large_free_at(self) -> float:
         """When a large request that waits may have a free thread; infinite if none may."""
-        return self._large_at if self._large and len(self._answering_large) < self._max_large else math.inf
+        return (
+            self._large_at
+            if not self._room.is_empty(LARGE) and len(self._answering_large) < self._max_large
+            else math.inf
+        )
 
     def finish(self, connection: Connection, now: float, busy_s: float) -> None:
         """A thread has answered.
@@ -151,15 +156,12 @@ class WorkQueue:
     def is_late(self, connection: Connection, now: float) -> bool:
         """Whether a request has waited for too long and is to be refused."""
         waiting = self._waiting.get(connection)
-        is_large = waiting is not None and waiting.is_large
-        max_wait_s = self._max_wait_s + (self._max_bytes * LARGE_S_PER_BYTE if is_large else 0.0)
-        return now - connection.since > max_wait_s
+        return waiting is not None and now > waiting.deadline
 
     def remove(self, connection: Connection) -> None:
         """A request waits no more, because it was refused."""
         if (waiting := self._waiting.get(connection)) is not None:
-            self._forget(waiting)
-            self._queue_of(waiting).remove(waiting)
+            self._settle(waiting, _no_room())
 
     def hold_response(self, connection: Connection, owner: str) -> list[Connection]:
         """A response is complete and waits for a client that reads slowly. Returns the connections to be closed: the
@@ -180,11 +182,10 @@ class WorkQueue:
             closed.append(oldest)
         return closed
 
-    def _queue_of(self, waiting: _Waiting) -> FairQueue[_Waiting]:
-        return self._large if waiting.is_large else self._small
-
-    def _forget(self, waiting: _Waiting) -> None:
+    def _settle(self, waiting: _Waiting, error: TercetError | None = None) -> None:
         del self._waiting[waiting.connection]
-        self._num_bytes[waiting.owner] -= waiting.num_bytes
-        if not self._num_bytes[waiting.owner]:
-            del self._num_bytes[waiting.owner]
+        self._room.settle(waiting, error)
+
+
+def _no_room() -> Overloaded:
+    return Overloaded("Too many requests wait for a thread. Try again shortly.")

@@ -14,7 +14,6 @@ from falcon import testing
 from gateway.app import GatewayApp, create_app
 from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
-from gateway.generation.turns import SessionTurns
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from shared.hangups import HangupWatcher
@@ -79,7 +78,6 @@ def make_gateway(tmp_path: Path, hangups: HangupWatcher) -> MakeGateway:
             fanout=Fanout([], admission, metrics, num_threads=1, retry_budget=RetryBudget(3)),
             metrics=metrics,
             hangups=hangups,
-            turns=SessionTurns(admission, loaded.limits.queue),
         )
         client = testing.TestClient(app, headers={"Host": "localhost:8000"})
         return Gateway(app, client, admission, metrics)

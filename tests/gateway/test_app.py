@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import falcon.inspect
@@ -16,12 +15,9 @@ import pytest
 from gateway.api.schema import parse_autocomplete_request
 from gateway.app import has_room_for_job
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE
-from gateway.generation.request import RequestContext
-from gateway.generation.turns import SessionTurns
 from shared.errors import InvalidRequest
 from shared.plan import Model, Plan, make_slots, write_plan
 from tests.gateway.conftest import Gateway, MakeGateway
-from tests.gateway.generation.stubs import make_spec
 from tests.gateway.pool.reservations import make
 
 ROOT = Path(__file__).parents[2]
@@ -142,14 +138,10 @@ def test_an_exposed_address_is_logged(
 )
 def test_jobs_keep_to_their_share(device: str, num_awaited: int, most: int) -> None:
     admission = make([("small", 1)], device=device, max_batch=48)
-    turns = SessionTurns(admission, queue_bound=12)
-    with ExitStack() as stack:
-        for _ in range(num_awaited):
-            stack.enter_context(turns.taken(RequestContext(make_spec(10.0))))
-        assert has_room_for_job(admission, turns, most - 1)
-        assert not has_room_for_job(admission, turns, most)
+    assert has_room_for_job(admission, num_awaited, most - 1)
+    assert not has_room_for_job(admission, num_awaited, most)
 
 
 def test_no_job_starts_while_no_slot_is_warm() -> None:
     admission = make([("small", 1)], warm=False)
-    assert not has_room_for_job(admission, SessionTurns(admission, queue_bound=12), 0)
+    assert not has_room_for_job(admission, 0, 0)

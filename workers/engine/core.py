@@ -13,6 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from shared.time_margins import MARGINS
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.failures import EngineFailure, InvalidOutput, SequenceFailure
 from workers.engine.request import EngineRequest, SamplingParams
@@ -20,8 +21,6 @@ from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Sequence
 
-# A decode step may end this long after a sequence's deadline: callers set the deadline earlier than their own.
-DEADLINE_TOLERANCE_S = 0.01
 SCORED_WINDOW_TOKENS = 512
 # The log-probabilities of a text's tokens, as `prompt_logprobs` gives them.
 ScoreFn: TypeAlias = Callable[[Items[int]], list[float]]
@@ -130,7 +129,7 @@ class EngineCore:
         """Ends sequences that are cancelled, past their deadline, or would be before the next step ends."""
         for sequence in self.scheduler.sequences:
             # A sequence that has tokens to return must return them in time; one without has nothing to lose.
-            ends_at = now + max(0.0, self._decode_step_s - DEADLINE_TOLERANCE_S) if sequence.token_ids else now
+            ends_at = now + max(0.0, self._decode_step_s - MARGINS.step_s) if sequence.token_ids else now
             reason = sequence.interruption(ends_at)
             if reason is not None:
                 self._finish(sequence, reason)

@@ -9,7 +9,6 @@ import pytest
 from falcon import testing
 
 from gateway.app import create_app
-from gateway.generation.turns import SessionTurns
 from gateway.jobs.executor import JobExecutor
 from shared.hangups import HangupWatcher
 from shared.settings import Settings
@@ -30,7 +29,6 @@ class Api:
             fanout=pool.fanout,
             metrics=pool.metrics,
             hangups=hangups,
-            turns=SessionTurns(pool.admission, loaded.limits.queue),
             jobs=jobs,
             clients=pool.clients,
         )

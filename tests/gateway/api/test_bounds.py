@@ -19,10 +19,10 @@ from gateway.api.schema import (
     parse_autocomplete_request,
     parse_feedback_request,
 )
-from gateway.generation.fanout import RETURN_MARGIN_S
 from shared.errors import InvalidRequest
 from shared.parsing import BodyParser
 from shared.protocol import GenerateRequest
+from shared.time_margins import MARGINS
 from tests.gateway.api.conftest import MakeApi
 from tests.gateway.generation.stubs import completion
 
@@ -165,7 +165,7 @@ def test_a_time_in_which_no_worker_could_answer_is_refused(make_api: MakeApi) ->
         ("/v1/completions", {"prompt": "a"}),
         ("/generate", {"inputs": "a", "parameters": {}}),
     ):
-        for value in (5e-324, 1e-9, RETURN_MARGIN_S):
+        for value in (5e-324, 1e-9, MARGINS.return_s):
             part = {"max_time": value}
             response = api.post(path, {**body, "parameters": part} if "inputs" in body else {**body, **part})
             assert response.status_code == (400 if path == "/v1/completions" else 422), (path, value)

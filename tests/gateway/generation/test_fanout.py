@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +15,18 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from gateway.generation import fanout
 from gateway.generation import request as request_module
-from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_ATTEMPTS, MAX_BRANCHES_AT_ONCE, Fanout
+from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TokenDelta
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
-from gateway.pool import slot_table
+from gateway.pool import attempts, slot_table
 from gateway.pool.admission import Admission
+from gateway.pool.attempts import MAX_ATTEMPTS
 from gateway.pool.client import NO_SOCKET, SlotClient
 from shared.errors import DeadlineExceeded, Overloaded, ShuttingDown
 from shared.protocol import PROTOCOL, Accepted, Failed, GenerateRequest, Group, Sampling, State, Token
+from shared.time_margins import MARGINS
 from tests.gateway.exposition import total
 from tests.gateway.generation.stubs import (
     Break,
@@ -46,7 +48,7 @@ from tests.gateway.pool.helpers import until
 @pytest.fixture(autouse=True)
 def late_events_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the last event can come later after the deadline than a client waits for it."""
-    monkeypatch.setattr(request_module, "COLLECT_GRACE_S", 30.0)
+    monkeypatch.setattr(request_module, "MARGINS", replace(MARGINS, collect_s=30.0))
 
 
 def by_seed(request: GenerateRequest) -> Iterator[Step]:
@@ -339,7 +341,7 @@ def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_po
 def test_a_branch_waits_for_a_worker_that_stops_and_then_has_its_attempts(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, code: str, *, is_away: bool
 ) -> None:
-    monkeypatch.setattr(fanout, "MAX_TRANSIENT_S", 0.3)
+    monkeypatch.setattr(attempts, "MAX_TRANSIENT_S", 0.3)
     begin = time.monotonic()
     pool = make_pool(lambda _: [Refusal(503, code)])
     [failure] = start(pool, RequestContext(make_spec(num_completions=1)))

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from gateway.generation.request import COLLECT_GRACE_S, BranchEvent, BranchFailure, RequestContext, TokenDelta
+from gateway.generation.request import BranchEvent, BranchFailure, RequestContext, TokenDelta
 from shared.errors import ClientGone, Superseded
 from shared.protocol import MAX_SEED, Sampling, Token
+from shared.time_margins import MARGINS
 from tests.gateway.generation.stubs import make_spec
 
 TOKENS = TokenDelta(0, (Token(text=" a", token_id=0, logprob=-1.0),))
@@ -49,7 +50,7 @@ def test_events_come_in_the_order_of_delivery_until_the_deadline_and_its_grace()
     assert [context.next_event() for _ in events] == events
     assert not context.is_over
     assert context.next_event() is None
-    assert time.monotonic() >= context.spec.deadline + COLLECT_GRACE_S
+    assert time.monotonic() >= context.spec.deadline + MARGINS.collect_s
     assert context.is_over
 
 
@@ -81,7 +82,7 @@ def test_outcomes_before_the_deadline_are_returned_after_it() -> None:
 
 
 def test_an_event_that_arrives_within_the_grace_is_returned() -> None:
-    context = RequestContext(make_spec(timeout_s=-COLLECT_GRACE_S / 2))
+    context = RequestContext(make_spec(timeout_s=-MARGINS.collect_s / 2))
     context.deliver(TOKENS)
     assert context.next_event() is not None
 
@@ -92,7 +93,7 @@ def test_a_queue_that_is_never_empty_ends_with_the_deadline(is_streamed: bool) -
     context.deliver(TOKENS)
     while context.next_event() is not None:
         context.deliver(TOKENS)
-    assert time.monotonic() >= context.spec.deadline + COLLECT_GRACE_S
+    assert time.monotonic() >= context.spec.deadline + MARGINS.collect_s
     context.deliver(TOKENS)
     assert context.next_event() is None
 

@@ -11,10 +11,11 @@ import structlog
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from gateway.jobs.executor import Cancelling, JobExecutor
+from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import Job
+from gateway.waiting.cancellation import Cancelling
 
 
 def announce_and_hang(moment: str) -> None:

@@ -15,10 +15,11 @@ import pytest
 import structlog
 
 from gateway.jobs import executor as executor_module
-from gateway.jobs.executor import Cancelling, JobExecutor
+from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import LEASE_S, JobQueue
 from gateway.jobs.store import Job
+from gateway.waiting.cancellation import Cancelling
 from shared.call_threads import CallThreads
 from shared.errors import InvalidRequest, JobsUnavailable, Overloaded
 from tests.e2e.harness import until

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from gateway.pool import client as client_module
-from gateway.pool.client import MAX_STATES_PER_S, STATE_SILENCE_S, BranchError, SlotClient
+from gateway.pool.client import MAX_STATES_PER_S, BranchError, SlotClient
 from shared.plan import Slot
 from shared.protocol import (
     Accepted,
@@ -29,6 +30,7 @@ from shared.protocol import (
     Tokens,
     Top,
 )
+from shared.time_margins import MARGINS
 from shared.wire import MAX_LINE_BYTES, MAX_REFUSAL_BYTES, MAX_STATE_BYTES
 from tests.gateway.pool.helpers import (
     DONE,
@@ -227,7 +229,7 @@ def test_a_worker_that_sends_nothing_past_the_deadline_times_out(short_path: Pat
         took_s = time.monotonic() - start
         release.set()
     assert caught.value.code == "timeout"
-    assert took_s >= STATE_SILENCE_S
+    assert took_s >= MARGINS.silence_s
 
 
 def test_abort_ends_every_call_of_the_slot_with_its_reason(short_path: Path) -> None:
@@ -325,7 +327,7 @@ def test_a_call_ends_in_time_even_if_bytes_keep_coming(
     short_path: Path, beginning: bytes, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not the next line, so no silence shows it."""
-    monkeypatch.setattr(client_module, "STATE_SILENCE_S", 0.2)
+    monkeypatch.setattr(client_module, "MARGINS", replace(MARGINS, silence_s=0.2))
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(beginning)
@@ -339,7 +341,7 @@ def test_a_call_ends_in_time_even_if_bytes_keep_coming(
 
 
 def test_a_state_stream_without_whole_lines_is_silent(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "STATE_SILENCE_S", 0.3)
+    monkeypatch.setattr(client_module, "MARGINS", replace(MARGINS, silence_s=0.3))
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(HEAD + line(State(state="warm")))

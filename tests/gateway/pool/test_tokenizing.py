@@ -1,4 +1,4 @@
-"""Turns of texts: bounded, fair between owners, ended with their clients, retried only where no worker has begun."""
+"""Tokens of texts: one long text at a time, ended with its client, retried only where no worker has begun."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from gateway.pool.client import BranchError
-from gateway.pool.tokenizing import MAX_TEXTS, MAX_WAITING, PoolTokenizer
-from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, ShuttingDown, TercetError
+from gateway.pool.tokenizing import PoolTokenizer
+from shared.errors import ClientGone, DeadlineExceeded, NotReady, ShuttingDown, TercetError
 from shared.protocol import LONG_TEXT_CHARS, State, TokenizeResponse, Tokens
 from tests.e2e.harness import until
 from tests.gateway.generation.stubs import MakePool, StubPool
+
+LONG = "x" * (LONG_TEXT_CHARS + 1)
 
 
 def tokens_of(text: str) -> TokenizeResponse:
@@ -67,7 +69,7 @@ def tokenizer(pool: StubPool) -> PoolTokenizer:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(MAX_WAITING + 20) as threads:
+    with ThreadPoolExecutor(8) as threads:
         yield threads
 
 
@@ -83,53 +85,30 @@ def start(
     return future
 
 
-def test_owners_take_turns_and_a_slot_has_one_text(
-    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
-) -> None:
-    worker.is_held.clear()
-    futures = [start(threads, tokenizer, f"a{number}", "a") for number in range(4)]
-    until(lambda: worker.num_running == 1, 5, "the first text")
-    futures += [start(threads, tokenizer, f"b{number}", "b") for number in range(2)]
-    worker.is_held.set()
-    assert [future.result(10).ids for future in futures] == [[7]] * 6
-    assert worker.max_running == 1
-    assert worker.began.index("b1") < worker.began.index("a3")
-
-
-def test_the_gateway_has_few_texts_whatever_the_number_of_slots(
+def test_one_long_text_at_a_time_is_in_a_worker_whatever_the_number_of_slots(
     make_pool: MakePool, threads: ThreadPoolExecutor, worker: Worker
 ) -> None:
     pool = make_pool(*[lambda _: []] * 4, tokenize=worker)
     tokenizer = PoolTokenizer(pool.admission, pool.clients)
     worker.is_held.clear()
-    futures = [start(threads, tokenizer, "a", "a") for _ in range(8)]
-    until(lambda: worker.num_running == MAX_TEXTS, 5, "texts in workers")
+    futures = [start(threads, tokenizer, LONG, "a") for _ in range(4)]
+    futures += [start(threads, tokenizer, LONG, "b")]
+    until(lambda: worker.num_running == 1, 5, "a text in a worker")
     worker.is_held.set()
-    assert [future.result(10).ids for future in futures] == [[7]] * 8
-    assert worker.max_running == MAX_TEXTS
+    assert [future.result(10).ids for future in futures] == [[7]] * 5
+    assert worker.max_running == 1
+    assert pool.admission.in_flight() == [0] * 4
 
 
 def test_a_text_waits_for_no_long_one(threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker) -> None:
     worker.is_held.clear()
-    futures = [start(threads, tokenizer, "x" * (LONG_TEXT_CHARS + 1), "a") for _ in range(2)]
+    futures = [start(threads, tokenizer, LONG, "a") for _ in range(2)]
     futures.append(start(threads, tokenizer, "b", "a"))
     until(lambda: worker.num_running == 2, 5, "a long text and another in the worker")
     assert "b" in worker.began
     worker.is_held.set()
     assert [future.result(10).ids for future in futures] == [[7]] * 3
     assert worker.max_running == 2
-
-
-def test_a_flood_is_refused_at_the_expense_of_its_owner(
-    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
-) -> None:
-    worker.is_held.clear()
-    flood = [start(threads, tokenizer, "a", "a") for _ in range(MAX_WAITING + 3)]
-    other = start(threads, tokenizer, "b", "b")
-    refused = [future.exception(5) for future in flood if future.done()]
-    assert [type(error) for error in refused] == [Overloaded] * 3
-    worker.is_held.set()
-    assert other.result(10).ids == [7]
 
 
 @pytest.mark.parametrize("is_waiting", [True, False], ids=["waiting", "running"])
@@ -139,7 +118,7 @@ def test_a_text_ends_with_its_client_or_with_the_server(
 ) -> None:
     worker.is_held.clear()
     if is_waiting:
-        start(threads, tokenizer, "before", "a")
+        start(threads, tokenizer, LONG, "a")
     hangups: list[Callable[[], None]] = []
 
     @contextmanager
@@ -147,7 +126,8 @@ def test_a_text_ends_with_its_client_or_with_the_server(
         hangups.append(cancel)
         yield
 
-    future = start(threads, tokenizer, "text", "b", cancelling=cancelling)
+    text = LONG + "text"
+    future = start(threads, tokenizer, text, "b", cancelling=cancelling)
     until(lambda: worker.num_running == 1, 5, "a text in the worker")
     if by == "client":
         hangups[0]()
@@ -156,7 +136,7 @@ def test_a_text_ends_with_its_client_or_with_the_server(
     expected: type[TercetError] = ClientGone if by == "client" else ShuttingDown
     assert isinstance(future.exception(5), expected)
     assert worker.num_running == 1  # it was not awaited
-    assert worker.began.count("text") == (not is_waiting)
+    assert worker.began.count(text) == (not is_waiting)
     worker.is_held.set()
 
 
@@ -217,12 +197,12 @@ def test_a_text_without_a_turn_before_its_deadline_is_late(
     threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
 ) -> None:
     worker.is_held.clear()
-    start(threads, tokenizer, "before", "a")
+    start(threads, tokenizer, LONG, "a")
     with pytest.raises(DeadlineExceeded):
-        tokenizer.tokenize("small", "late", later(0.2))
+        tokenizer.tokenize("small", LONG + "late", later(0.2))
     worker.is_held.set()
     assert tokenizer.tokenize("small", "next", later()) == found_in("next")
-    assert "late" not in worker.began
+    assert LONG + "late" not in worker.began
 
 
 def test_work_on_tokens_pauses_while_completions_are_computed(

@@ -14,11 +14,12 @@ import pytest
 import structlog
 
 from gateway.pool.admission import Admission
-from gateway.pool.client import STATE_SILENCE_S, BranchError
+from gateway.pool.client import BranchError
 from gateway.pool.watcher import RECONNECT_S, FailureTotals, PoolWatcher
 from shared.errors import NotReady
 from shared.plan import Plan, Slot
 from shared.protocol import PROTOCOL, Accepted, GenerateRequest, SlotState, State
+from shared.time_margins import MARGINS
 from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
 
 
@@ -111,9 +112,9 @@ def test_branches_in_progress_end_with_their_worker_unless_it_drains(
         lose.set()
         if is_ended:
             with pytest.raises(BranchError) as caught:
-                branch.result(STATE_SILENCE_S + 2)
+                branch.result(MARGINS.silence_s + 2)
             assert (caught.value.code, caught.value.is_retryable) == ("slot_lost", True)
-            assert time.monotonic() - lost_at < STATE_SILENCE_S + 1
+            assert time.monotonic() - lost_at < MARGINS.silence_s + 1
         else:
             assert until(lambda: admission.states()[0].state != "warm")
             time.sleep(0.2)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.pool.fair_queue import FairQueue
+from gateway.waiting.fair_queue import FairQueue
 
 MAX_BRANCHES = 8
 
@@ -17,7 +17,8 @@ MAX_BRANCHES = 8
 @dataclass(eq=False)
 class Request:
     owner: str
-    num_branches: int
+    cost: int
+    is_latest_first: bool = False
 
 
 def serve_all(queue: FairQueue[Request]) -> list[Request]:
@@ -36,9 +37,22 @@ def test_shares_are_equal_in_branches_whatever_the_size_of_requests() -> None:
         queue.append(Request("large", 8))
     served: Counter[str] = Counter()
     for request in serve_all(queue):
-        served[request.owner] += request.num_branches
+        served[request.owner] += request.cost
         if served["small"] < 80 and served["large"] < 80:
             assert abs(served["small"] - served["large"]) <= 8
+
+
+def test_the_latest_of_requests_that_become_useless_is_first_and_holds_up_no_other() -> None:
+    queue = FairQueue[Request]()
+    latest_first = [Request("a", 1, is_latest_first=True) for _ in range(3)]
+    first_come = [Request("a", 1) for _ in range(3)]
+    for pair in zip(latest_first, first_come, strict=True):
+        for request in pair:
+            queue.append(request)
+    served = serve_all(queue)
+    assert [request for request in served if request.is_latest_first] == latest_first[::-1]
+    assert [request for request in served if not request.is_latest_first] == first_come
+    assert {request.is_latest_first for request in served[:2]} == {True, False}
 
 
 class Fairness(RuleBasedStateMachine):
@@ -69,7 +83,7 @@ class Fairness(RuleBasedStateMachine):
         self.queue.serve(head)
         for pair, lead in self.leads.items():
             if head.owner in pair:
-                lead[2] += head.num_branches * (1 if head.owner == pair[0] else -1)
+                lead[2] += head.cost * (1 if head.owner == pair[0] else -1)
                 lead[:2] = [max(lead[0], lead[2]), min(lead[1], lead[2])]
         self._leave(head)
 
@@ -94,8 +108,7 @@ class Fairness(RuleBasedStateMachine):
         assert (head is None) == (not self.waiting)
         assert head is None or self.waiting[head.owner][0] is head
         for owner in "abc":
-            newest = self.queue.newest(owner)
-            assert newest is (self.waiting[owner][-1] if owner in self.waiting else None)
+            assert self.queue.last(owner) == self.waiting.get(owner, [])[-1:]
 
     @invariant()
     def no_pair_drifts_apart(self) -> None:

@@ -1,0 +1,75 @@
+"""What follows a call that failed, without threads: the table of codes, and bounds that hold for every history."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.pool.attempts import (
+    MAX_ATTEMPTS,
+    MAX_TRANSIENT_S,
+    SCARCE_MEMORY,
+    SLOT_FULL,
+    TRANSIENT_CODES,
+    WAIT_PAUSES_S,
+    Attempts,
+)
+from gateway.pool.client import BranchError
+
+CODES = ("broken", "timeout", SCARCE_MEMORY, SLOT_FULL, *TRANSIENT_CODES)
+
+
+def error(code: str, *, is_retryable: bool = True) -> BranchError:
+    return BranchError(code, "", is_retryable=is_retryable)
+
+
+def test_a_failed_branch_is_tried_thrice_on_other_slots() -> None:
+    attempts = Attempts(0.0)
+    for slot in range(MAX_ATTEMPTS):
+        assert attempts.number == slot + 1
+        assert attempts.waits_after(slot, error("broken"), 0.0) is None
+        assert attempts.may_repeat_after(error("broken")) == (slot < MAX_ATTEMPTS - 1)
+    assert attempts.tried_slots == {0, 1, 2}
+
+
+def test_a_failure_that_every_slot_would_repeat_is_final() -> None:
+    assert not Attempts(0.0).may_repeat_after(error("broken", is_retryable=False))
+
+
+def test_scarce_memory_is_tried_once_more_and_never_on_the_same_slot() -> None:
+    attempts = Attempts(0.0)
+    attempts.waits_after(0, error(SCARCE_MEMORY), 0.0)
+    assert not attempts.excludes(0)
+    assert attempts.may_repeat_after(error(SCARCE_MEMORY))
+    assert (attempts.excludes(0), attempts.excludes(1)) == (True, False)
+    assert not attempts.may_repeat_after(error(SCARCE_MEMORY))
+
+
+def test_a_full_slot_is_waited_for_without_end_and_counts_as_no_attempt() -> None:
+    attempts = Attempts(0.0)
+    pauses = [attempts.waits_after(0, error(SLOT_FULL), now) for now in range(10)]
+    assert pauses == [*WAIT_PAUSES_S, *[WAIT_PAUSES_S[-1]] * (10 - len(WAIT_PAUSES_S))]
+    assert (attempts.number, attempts.is_first) == (1, False)
+
+
+@pytest.mark.parametrize("code", sorted(TRANSIENT_CODES))
+def test_a_worker_that_is_away_is_waited_for_briefly(code: str) -> None:
+    attempts = Attempts(5.0)
+    assert attempts.waits_after(0, error(code), 5.0 + MAX_TRANSIENT_S - 0.01) == WAIT_PAUSES_S[0]
+    assert attempts.waits_after(0, error(code), 5.0 + MAX_TRANSIENT_S) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(CODES), st.integers(0, 3), st.floats(0.0, 10.0)), max_size=30))
+def test_whatever_fails_there_are_never_more_attempts_than_allowed(history: list[tuple[str, int, float]]) -> None:
+    attempts, num_calls, tried = Attempts(0.0), 0, set()
+    for code, slot, now in sorted(history, key=lambda step: step[2]):
+        tried.add(slot)
+        if attempts.waits_after(slot, error(code), now) is not None:
+            assert code == SLOT_FULL or (code in TRANSIENT_CODES and now < MAX_TRANSIENT_S)
+            continue
+        num_calls += 1
+        if not attempts.may_repeat_after(error(code)):
+            break
+    assert num_calls <= MAX_ATTEMPTS
+    assert attempts.tried_slots == tried

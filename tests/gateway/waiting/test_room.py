@@ -1,0 +1,118 @@
+"""A waiting room: each request is settled once, none waits beyond the bound, and who has most gives way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.waiting.room import Waiter, WaitingRoom
+from shared.errors import ClientGone, Overloaded
+
+BOUND = 20
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request(Waiter):
+    num_wakes: int = 0
+
+    def wake(self) -> None:
+        self.num_wakes += 1
+
+
+def request(owner: str, size: int = 1, **fields: object) -> Request:
+    return Request(owner=owner, size=size, deadline=0.0, **fields)  # type: ignore[arg-type]
+
+
+def test_the_request_that_would_be_served_last_is_refused() -> None:
+    room = WaitingRoom[Request](2)
+    first_come = [request("a") for _ in range(3)]
+    latest_first = [request("b", is_latest_first=True) for _ in range(3)]
+    for kind in (first_come, latest_first):
+        for waiting in kind:
+            room.enter(waiting)
+        refused = room.refuse_one(lambda: Overloaded("full"))
+        assert refused is (first_come[-1] if kind is first_come else latest_first[0])
+        for waiting in kind:
+            if waiting.is_waiting:
+                room.settle(waiting, ClientGone("gone"))
+
+
+class History(RuleBasedStateMachine):
+    """Requests of three owners in two queues, some of them urgent, against a list of those that wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = WaitingRoom[Request](BOUND)
+        self.waiting: list[Request] = []
+        self.settled: list[Request] = []
+
+    @rule(
+        owner=st.sampled_from("abc"),
+        queue=st.sampled_from("qr"),
+        size=st.integers(1, 8),
+        is_latest_first=st.booleans(),
+        is_urgent=st.booleans(),
+    )
+    def enter(self, owner: str, queue: str, size: int, is_latest_first: bool, is_urgent: bool) -> None:
+        new = request(owner, size, queue=queue, cost=size, is_latest_first=is_latest_first, is_urgent=is_urgent)
+        self.room.enter(new)
+        self.waiting.append(new)
+        while (refused := self.room.refuse_one(lambda: Overloaded("full"))) is not None:
+            before = Counter[str]()
+            for waiting in self.waiting:
+                before[waiting.owner] += 0 if waiting.is_urgent else waiting.size
+            assert before.total() > BOUND
+            assert before[refused.owner] == max(before.values())
+            assert isinstance(refused.error, Overloaded)
+            self._leave(refused)
+
+    @precondition(lambda self: self.waiting)
+    @rule(queue=st.sampled_from("qr"))
+    def serve(self, queue: str) -> None:
+        head = self.room.head(queue)
+        ordinary = [waiting for waiting in self.waiting if waiting.queue == queue and not waiting.is_urgent]
+        assert (head is None) == (not ordinary)
+        if head is None:
+            return
+        line = [
+            waiting
+            for waiting in ordinary
+            if (waiting.owner, waiting.is_latest_first) == (head.owner, head.is_latest_first)
+        ]
+        assert head is line[-1 if head.is_latest_first else 0]
+        self.room.settle(head)
+        assert head.error is None
+        self._leave(head)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.waiting))
+        self.room.settle(request, ClientGone("gone"))
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self.settled.append(request)
+
+    @invariant()
+    def the_room_counts_what_waits(self) -> None:
+        sizes = Counter[str]()
+        for waiting in self.waiting:
+            sizes[waiting.owner] += 0 if waiting.is_urgent else waiting.size
+        assert self.room.sizes == +sizes
+        assert self.room.size <= BOUND
+        assert list(self.room.urgent) == [waiting for waiting in self.waiting if waiting.is_urgent]
+
+    @invariant()
+    def each_is_settled_once(self) -> None:
+        assert all((waiting.is_waiting, waiting.num_wakes) == (True, 0) for waiting in self.waiting)
+        assert all((settled.is_waiting, settled.num_wakes) == (False, 1) for settled in self.settled)
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(stateful_step_count=40)
