@@ -77,11 +77,6 @@ class Metrics:
             "Characters of accepted predictions that were reported as still there later, by usefulness",
             ["up_to_keys"],
         )
-        self.redis_failures = counter(
-            "tercet_redis_failures",
-            "Uses of the shared store that fell back to what the gateway knows by itself",
-            ["use"],
-        )
         self.jobs = counter("tercet_jobs", "Jobs by event", ["event"])
         waiting = Gauge("tercet_waiting_branches", "Branches that wait for room in a slot", registry=self._registry)
         waiting.set_function(num_waiting)

@@ -41,15 +41,14 @@ class RedisUrl:
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """
+    """What a URL with one of the schemes says.
+
     Raises:
         ValueError: it is no URL of Redis. The message completes "NAME='text' …".
     """
     parts = urlsplit(text)
     scheme, _, kind = parts.scheme.partition("+")
     login, at, hosts = parts.netloc.rpartition("@")
-    if parts.scheme not in REDIS_SCHEMES:
-        raise ValueError(f"must be {REDIS_FORMS}")
     if not kind:
         if _HOST_PORT.fullmatch(hosts) is None or not _DATABASE.fullmatch(parts.path):
             raise ValueError(f"must be {REDIS_FORMS}")

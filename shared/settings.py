@@ -39,6 +39,14 @@ INTERNAL = frozenset(
         START_DIRECTORY,
     }
 )
+# Settings of earlier versions, and what does their work now.
+REMOVED = {
+    "TERCET_REDIS": (
+        "is no longer a setting, because gateways share nothing but jobs: let the load balancer keep a session at its"
+        " gateway, as deploy/nginx.conf does (docs/DISTRIBUTED.md, Several gateways), and put jobs into"
+        " TERCET_JOBS=redis://host:port/db"
+    ),
+}
 # Read by the command line as a client of a running server.
 CLIENT = frozenset({"TERCET_API_KEY", "TERCET_API_KEY_FILE"})
 DEFAULT_JOB_STORE = "sqlite:~/.local/state/tercet/jobs-<port>.sqlite3"
@@ -226,11 +234,6 @@ def _pool(text: str) -> tuple[PoolUrl, ...]:
     return tuple(urls)
 
 
-def _redis(text: str) -> str:
-    parse_redis_url(text)
-    return text
-
-
 def _origins(text: str) -> tuple[str, ...]:
     origins = tuple(filter(None, (part.strip().lower() for part in text.split(","))))
     return tuple(_origin(origin) for origin in origins)
@@ -286,7 +289,8 @@ def _job_store(text: str) -> str:
     if scheme == "sqlite" and rest:
         return f"sqlite:{absolute_path(rest)}"
     if scheme in REDIS_SCHEMES:
-        return _redis(text)
+        parse_redis_url(text)
+        return text
     parts = urlsplit(text)
     # The limits of the service: "Naming rules" in the DynamoDB Developer Guide.
     if scheme == "dynamodb" and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is None:
@@ -455,8 +459,9 @@ class LimitSettings:
         client_timeout_s: longest time that a client may take to send a request, or to accept more of its response
         keepalive_s: how long a connection without a request stays open; keep it above the idle timeout of a load
             balancer in front (AWS 60 s, Azure 240 s, Google 600 s), or it sends requests into closing connections
-        key_rate: rate limit of an API key that has none of its own; 0 disables it
-        key_concurrency: requests of an API key that may run or wait at the same time; 0 disables this limit
+        key_rate: rate limit of an API key that has none of its own, counted by each gateway; 0 disables it
+        key_concurrency: requests of an API key that may run or wait at the same time, counted by each gateway; 0
+            disables this limit
     """
 
     queue: Annotated[int, Meta(ge=0, le=4096)] = _setting(96, "branches")
@@ -512,8 +517,9 @@ class JobSettings:
 
     Attributes:
         store: job store: sqlite:<file>, redis://host:port/db, dynamodb://table?region=…&endpoint=…, or none to serve no
-            jobs; gateways that share a store share its jobs. With Redis Sentinel: as TERCET_REDIS. TERCET_JOBS_FILE
-            names a file that has the URL, with its password
+            jobs; gateways that share a store share its jobs. With Redis Sentinel:
+            redis+sentinel://host:26379,host:26379/mymaster/0. TERCET_JOBS_FILE names a file that has the URL, with its
+            password
         ttl_s: how long a job's result is kept; then it is erased
         queue: jobs that may be queued or running; an API key may have a quarter of them
     """
@@ -525,7 +531,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSettings:
-    """Several machines: workers that listen on TCP, gateways that use them, and what gateways share.
+    """Several machines: workers that listen on TCP, and gateways that use them.
 
     Attributes:
         pool: workers on other machines, as model=URL, like small=https://gpu-a.example:8100-8103: a slot for each port
@@ -537,10 +543,6 @@ class RemoteSettings:
             TERCET_POOL_KEY. Without it, workers are reached by Unix sockets only
         pool_tls_cert: certificate chain (PEM) of workers that listen on TCP; with TERCET_POOL_TLS_KEY
         pool_tls_key: private key (PEM) of TERCET_POOL_TLS_CERT
-        redis: store that several gateways share, redis://host:port/db: sessions, feedback ids and the limits of API
-            keys hold across them; without it, each gateway has its own. With Redis Sentinel:
-            redis+sentinel://host:26379,host:26379/mymaster/0. TERCET_REDIS_FILE names a file that has the URL, with
-            its password
     """
 
     pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
@@ -549,7 +551,6 @@ class RemoteSettings:
     pool_bind: Address | None = _setting(None, "host:port", parse=_address)
     pool_tls_cert: Path | None = _file()
     pool_tls_key: Path | None = _file()
-    redis: str | None = _setting(None, "URL", parse=_redis, is_secret=True)
 
 
 class SettingRow(NamedTuple):
@@ -594,7 +595,9 @@ class Settings:
                 continue
             if name not in known and _is_service_link(name, environ[name]):
                 continue
-            if name not in known:
+            if removed := REMOVED.get(name.removesuffix("_FILE")):
+                wrong.append(f"{name} {removed}")
+            elif name not in known:
                 wrong.append(f"{name} is not a setting; `tercet settings` lists them")
             elif text := environ[name].strip():
                 group_name, setting, kind = known[name]

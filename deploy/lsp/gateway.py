@@ -6,6 +6,7 @@ It knows HTTP and the server's errors. It does not know the editor or when to re
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -61,7 +62,9 @@ class Gateway:
             url: theirs.
         """
         timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        headers = {**options["headers"], "Accept-Encoding": "identity"}  # an answer's size is bounded as it is received
+        # An answer's size is bounded as it is received. By the session a load balancer keeps requests and reports at
+        # one gateway; in a request's body is that of its document.
+        headers = {**options["headers"], "Accept-Encoding": "identity", "X-Session-Id": secrets.token_hex(8)}
         self._http = httpx.AsyncClient(**{**options, "timeout": timeout, "headers": headers})
         self._given_url = url
         self._url = str(options["base_url"]).rstrip("/")

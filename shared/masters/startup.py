@@ -110,7 +110,7 @@ def stop_with_holders(pipe: int) -> None:
 
 def check_access(settings: Settings) -> None:
     """Who may use the gateway: its address needs API keys, and the key file and the TLS files must be usable. Also
-    whether the libraries of its job store and its shared store are installed.
+    whether the library of its job store is installed.
 
     Raises:
         StartError: the gateway would serve without protection, without jobs, or not at all.
@@ -119,8 +119,7 @@ def check_access(settings: Settings) -> None:
         in_time("TERCET_KEYS", partial(read_keys, settings.access.keys))
     check_exposure(settings, settings.server.bind)
     if not settings.server.sagemaker:  # it serves no jobs
-        _check_library("TERCET_JOBS", settings.job_store)
-    _check_library("TERCET_REDIS", settings.remote.redis or "")
+        _check_store_library(settings.job_store)
     in_time("TERCET_POOL_KEY or TERCET_POOL_CA", partial(check_pool, settings))
     gateway_tls(settings)
 
@@ -225,12 +224,12 @@ def server_tls(cert: Path, key: Path) -> ServerTls:
         raise StartError(f"The TLS file {cert} does not say when its certificates expire ({error}).") from error
 
 
-def _check_library(variable: str, url: str) -> None:
+def _check_store_library(url: str) -> None:
     scheme = url.partition(":")[0]
     extra, module = _STORE_LIBRARIES.get(scheme, ("", ""))
     if module and find_spec(module) is None:
         raise StartError(
-            f"{variable}={scheme} needs the Python package {module}, which is not installed: {install_command(extra)}"
+            f"TERCET_JOBS={scheme} needs the Python package {module}, which is not installed: {install_command(extra)}"
         )
 
 

@@ -17,13 +17,12 @@ CORES = 2  # of every machine here
 PREDICTIONS_PER_S = 64.0  # by one machine with gateway and worker; no higher load was tried
 GATEWAY_S, WORKER_S, ENGINE_S = 1.66e-3, 2.70e-3, 5.6e-3  # CPU time of a prediction
 TLS_GATEWAY_S = 3.92e-3  # the gateway's part with workers elsewhere, by an earlier, slower transport
-REDIS_USE_S, REDIS_USES = 0.23e-3, 5  # CPU time of the gateway; uses per request
 # Measured with GPT-2 small's shape on an AMD EPYC (Zen 5), saturated; a machine is planned at a share of it.
 IDEAS_PER_S, PLANNED_SHARE = 33.0, 0.6
 
 # Assumed.
 KEYS_PER_S, IDEAS_PER_MINUTE = 5.0, 1.0  # of a writer; the keys are the rhythm of the page's benchmark
-REDIS_OPERATIONS_PER_S, BALANCER_CONNECTIONS = 100_000.0, 60_000.0
+BALANCER_CONNECTIONS = 60_000.0
 GATEWAY_CONNECTIONS = 10_000.0  # Tercet's own bound
 
 
@@ -64,12 +63,10 @@ def main() -> None:
     heading = "writers who type | predictions/s | machines | at least | per hour | ideas/s | machines | per hour"
     print_table(heading, rows)
 
-    with_redis_s = TLS_GATEWAY_S + REDIS_USES * REDIS_USE_S
     limits = [
         (PREDICTIONS_PER_S / KEYS_PER_S, "one machine, as measured", "another machine"),
-        (1 / with_redis_s / KEYS_PER_S, "a gateway's core, workers over TLS, Redis: at least", "another gateway"),
+        (over_tls / KEYS_PER_S, "a gateway's core, workers over TLS, at least", "another gateway"),
         (1 / GATEWAY_S / KEYS_PER_S, "a gateway's core, workers on its machine", "a gateway on each machine"),
-        (REDIS_OPERATIONS_PER_S / REDIS_USES / KEYS_PER_S, "one Redis (assumed)", "sessions by hashing, no Redis"),
         (GATEWAY_CONNECTIONS, "connections of a gateway", "never reached: its core is full before"),
         (BALANCER_CONNECTIONS, "connections of a load balancer (assumed)", "several, by DNS or anycast"),
     ]

@@ -34,11 +34,11 @@ def test_the_search_finds_a_section_and_asks_no_other_server(documentation: Stat
     own = (documentation.origin, "data:", "blob:")
     page.on("request", lambda request: None if request.url.startswith(own) else foreign.append(request.url))
     page.goto(f"{documentation.origin}/index.html")
-    page.get_by_placeholder("Search").fill("TercetRedisFails")
+    page.get_by_placeholder("Search").fill("TercetJobsFail")
     hit = page.locator(".md-search-result__link").first
     expect(hit).to_be_visible(timeout=3 * TIMEOUT_MS)  # the index is read first
     hit.click()
-    expect(page.locator("article")).to_contain_text("TercetRedisFails")
+    expect(page.locator("article")).to_contain_text("TercetJobsFail")
     assert foreign == []
 
 

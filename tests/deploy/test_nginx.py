@@ -234,8 +234,18 @@ AFFINITIES = [
 ]
 
 
-def test_requests_of_a_session_or_a_key_stay_at_one_gateway(tmp_path: Path) -> None:
-    with gateways(2) as servers, nginx(tmp_path, list(servers)) as port, client() as http:
+AFFINITY = "hash $tercet_affinity consistent"
+
+
+def ingress_affinity() -> str:
+    """The same directive for the NGINX Ingress Controller."""
+    ingress = yaml.safe_load((ROOT / "deploy/kubernetes/components/gateways/ingress.yaml").read_text())
+    return str(ingress["metadata"]["annotations"]["nginx.org/lb-method"])
+
+
+@pytest.mark.parametrize("affinity", [AFFINITY, ingress_affinity()], ids=["nginx.conf", "ingress"])
+def test_requests_of_a_session_or_a_key_stay_at_one_gateway(tmp_path: Path, affinity: str) -> None:
+    with gateways(2) as servers, nginx(tmp_path, list(servers), {AFFINITY: affinity}) as port, client() as http:
         for name, value in AFFINITIES:
             homes = {}
             for number in range(20):
@@ -245,7 +255,10 @@ def test_requests_of_a_session_or_a_key_stay_at_one_gateway(tmp_path: Path) -> N
                 assert len(answers) == 1, (name, answers)
                 homes[number] = answers.pop()
             assert len(set(homes.values())) == 2, name
-        # The session comes before the key, and the address comes last.
+
+
+def test_the_session_comes_before_the_key_and_the_address_last(tmp_path: Path) -> None:
+    with gateways(2) as servers, nginx(tmp_path, list(servers)) as port, client() as http:
         for headers in ({"X-Session-Id": "s", "Authorization": "Bearer {}"}, {"User-Agent": "{}"}):
             sent = [{name: value.format(number) for name, value in headers.items()} for number in range(10)]
             assert len({http.get(f"http://127.0.0.1:{port}/", headers=each).text for each in sent}) == 1

@@ -69,7 +69,6 @@ def test_metric_names_do_not_change(gateway: Gateway) -> None:
         "tercet_prediction_kept_characters_total",
         "tercet_prediction_saved_characters_total",
         "tercet_predictions_total",
-        "tercet_redis_failures_total",
         "tercet_refused_requests_total",
         "tercet_request_seconds",
         "tercet_requests_total",

@@ -69,16 +69,15 @@ def test_all_wrong_variables_are_named_at_once() -> None:
         ("POOL", "small=https://key@gpu-a.example:8100"),
         ("POOL", "small=http://a:1,small=http://a:1"),
         ("POOL_BIND", "8100"),
-        ("REDIS", "http://localhost:6379"),
-        ("REDIS", "redis://:6379"),
-        ("REDIS", "redis://localhost:six"),
-        ("REDIS", "redis://localhost:6379/first"),
         ("TIMEOUT_S", "nan"),
         ("TIMEOUT_S", "-1"),
         ("DTYPE", "int4"),
         ("JOBS", "sqlite:"),
         ("JOBS", "postgres://db"),
         ("JOBS", "redis:///0"),
+        ("JOBS", "redis://:6379"),
+        ("JOBS", "redis://localhost:six"),
+        ("JOBS", "redis://localhost:6379/first"),
         ("JOBS", "dynamodb://x"),
         ("JOBS", "dynamodb://jobs?profile=x"),
         ("JOBS", "dynamodb://"),
@@ -369,12 +368,11 @@ def test_each_variable_sets_its_own_field() -> None:
     assert len(rows := [row.variable for _, group in Settings.reference() for row in group]) == len(set(rows))
 
 
-@pytest.mark.parametrize("name", ["TERCET_REDIS", "TERCET_JOBS"])
-def test_a_secret_may_be_in_a_file(tmp_path: Path, name: str) -> None:
-    secret = tmp_path / "secret"
+def test_a_secret_may_be_in_a_file(tmp_path: Path) -> None:
+    name, secret = "TERCET_JOBS", tmp_path / "secret"
     secret.write_text("redis://:s3cret@db:6379/0\n")
     settings = Settings.load({f"{name}_FILE": str(secret)})
-    assert "s3cret" in str(settings.remote.redis if name == "TERCET_REDIS" else settings.jobs.store)
+    assert "s3cret" in str(settings.jobs.store)
     with pytest.raises(StartError, match=f"{name} and {name}_FILE are both set"):
         Settings.load({name: "redis://db:6379/0", f"{name}_FILE": str(secret)})
     with pytest.raises(StartError, match=rf"{name}_FILE='.*/none' cannot be read: No such file"):
@@ -382,6 +380,13 @@ def test_a_secret_may_be_in_a_file(tmp_path: Path, name: str) -> None:
     secret.write_text("redis:/:s3cret@db")
     with pytest.raises(StartError, match=f"{name}=") as caught:
         Settings.load({f"{name}_FILE": str(secret)})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["TERCET_REDIS", "TERCET_REDIS_FILE"])
+def test_a_setting_of_an_earlier_version_is_refused_with_what_does_its_work(name: str) -> None:
+    with pytest.raises(StartError, match=f"{name} is no longer a setting, .*load balancer.*TERCET_JOBS=") as caught:
+        Settings.load({name: "redis://:s3cret@db:6379/0"})
     assert "s3cret" not in str(caught.value)
 
 
@@ -432,15 +437,13 @@ def test_relative_paths_begin_where_tercet_was_started(tmp_path: Path, monkeypat
     assert found == path_settings() | {"TERCET_JOBS"}
 
 
-@pytest.mark.parametrize("name", ["TERCET_REDIS", "TERCET_JOBS"])
-def test_a_secrets_file_begins_where_tercet_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_secrets_file_begins_where_tercet_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("redis://db:6379/0\n")
     monkeypatch.setenv(START_DIRECTORY, str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert Settings.load({f"{name}_FILE": "secret"}) == Settings.load({name: "redis://db:6379/0"})
-    assert Settings.load({f"{name}_FILE": "~/secret"}) == Settings.load({name: "redis://db:6379/0"})
+    expected = Settings.load({"TERCET_JOBS": "redis://db:6379/0"})
+    assert Settings.load({"TERCET_JOBS_FILE": "secret"}) == expected
+    assert Settings.load({"TERCET_JOBS_FILE": "~/secret"}) == expected
 
 
 def test_in_a_directory_that_was_removed_only_relative_paths_are_refused(

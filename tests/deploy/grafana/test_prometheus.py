@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
-from tests.gateway.jobs.servers import RedisServer, find_redis, volatile_redis
 from tests.tls import Certificate
 
 GRAFANA = ROOT / "deploy" / "grafana"
@@ -28,7 +27,6 @@ OUT_OF_MEMORY = 901  # a seed
 pytestmark = [
     pytest.mark.deploy,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus"),
-    pytest.mark.skipif(find_redis() is None, reason="apt-get install redis-server"),
 ]
 
 
@@ -90,23 +88,16 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with volatile_redis(tmp_path_factory.mktemp("r")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate(tmp_path_factory.mktemp("c"))
 
 
 @pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate, redis: RedisServer) -> Iterator[Tercet]:
+def tercet(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> Iterator[Tercet]:
     settings = {
         "models": "embedded*2",
         "max_batch": "3",
         "queue": "0",
-        "redis": redis.url,
         "test_step_delay_ms": "0=5,1=5",
         "test_faults": f"{OUT_OF_MEMORY}=oom",
     }
@@ -154,7 +145,7 @@ def test_every_alert_is_inactive_while_nothing_is_wrong(tercet: Tercet, promethe
         prometheus.query(rule["query"])
 
 
-def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus, redis: RedisServer) -> None:
+def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prometheus) -> None:
     write(tercet)
     [_, *workers] = tercet.processes()["workers"]
     workers[1].kill()
@@ -167,8 +158,6 @@ def test_every_query_of_the_dashboard_has_data(tercet: Tercet, prometheus: Prome
     tercet.wait_until_warm()
     failed = tercet.client.post("/autocomplete", json={"context": "He saw", "seed": OUT_OF_MEMORY, "n_samples": 1})
     assert failed.status_code == 503
-    redis.kill()
-    tercet.ask()
     write(tercet)
     write(tercet)
     until(lambda: prometheus.query("increase(tercet_jobs_total{event='succeeded'}[1m]) > 0"), 20, "two more scrapes")

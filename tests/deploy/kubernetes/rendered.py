@@ -26,8 +26,7 @@ SERVING = [name for name in OVERLAYS if not name.endswith("/drivers")]
 WORKLOADS = {"Deployment", "DaemonSet", "StatefulSet", "Job"}
 # Settings that hold a password come from a Secret, which the commands of docs/KUBERNETES.md make.
 SECRET_VALUES = {
-    ("tercet-redis", "sessions"): "redis://:secret@redis.example:6379/0",
-    ("tercet-redis", "jobs"): "redis://:secret@redis.example:6379/1",
+    ("tercet-redis", "jobs"): "redis://:secret@redis.example:6379/0",
     ("tercet-endpoints-key", "key"): "tct_key",
 }
 

@@ -375,12 +375,11 @@ def test_an_autoscaler_alone_sets_the_number_of_pods(name: str) -> None:
         assert "replicas" not in deployments[target]["spec"]
 
 
-def test_several_gateways_share_a_store_and_an_ingress_that_keeps_sessions() -> None:
+def test_several_gateways_share_a_job_store_and_an_ingress_that_keeps_sessions() -> None:
     settings = served("overlays/gateways")["tercet-gateway"].settings
-    assert settings.remote.redis
     assert settings.job_store.startswith("redis://")
+    assert of_kind("overlays/gateways", "Service")["tercet-gateway"]["spec"]["sessionAffinity"] == "ClientIP"
     [ingress] = of_kind("overlays/gateways", "Ingress").values()
-    assert ingress["metadata"]["annotations"]["nginx.org/lb-method"] == "hash $http_x_session_id consistent"
     [rule] = ingress["spec"]["rules"]
     assert settings.allows_host(rule["host"])
     backend = rule["http"]["paths"][0]["backend"]["service"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import socket
 import time
 
@@ -80,3 +81,22 @@ def test_the_time_to_wait_is_bounded(sent: str, used_s: float) -> None:
 
 def test_json_that_is_nested_too_deeply_is_not_tercet() -> None:
     assert "is not Tercet" in str(problem(refusing("1", b'{"a":' + b"[" * 100_000))[0])
+
+
+def test_requests_and_reports_name_the_same_session_in_a_header() -> None:
+    """For load balancers: a report has to reach the gateway that knows the answer."""
+    ready = b'{"slots": [], "id": "a", "sentences": []}'
+
+    async def write(url: str) -> None:
+        client = Gateway({**OPTIONS, "base_url": url}, url)
+        await client.complete({"context": "The sea"})
+        await client.report_acceptance("a", 0, 1)
+
+    with serving_tcp(sends(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ready), ready))) as server:
+        for _ in range(2):
+            asyncio.run(write(f"http://{server.address}"))
+    sessions = [re.findall(rb"\r\nx-session-id: (\w+)\r\n", request.lower()) for request in server.requests]
+    assert sessions[:3] == 3 * sessions[:1]
+    assert sessions[3:] == 3 * sessions[3:4]
+    assert sessions[0] != sessions[3]
+    assert len(sessions[0]) == 1

@@ -90,19 +90,18 @@ def test_a_key_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "url", "module", "extra"),
+    ("url", "module", "extra"),
     [
-        ("TERCET_JOBS", "redis://localhost:6379/0", "redis", "redis"),
-        ("TERCET_JOBS", "rediss://localhost:6379/0", "redis", "redis"),
-        ("TERCET_JOBS", "dynamodb://jobs?region=eu-central-1", "boto3", "dynamodb"),
-        ("TERCET_REDIS", "redis://localhost", "redis", "redis"),
-        ("TERCET_REDIS", "rediss://:password@localhost:6379/0", "redis", "redis"),
+        ("redis://localhost:6379/0", "redis", "redis"),
+        ("rediss://localhost:6379/0", "redis", "redis"),
+        ("dynamodb://jobs?region=eu-central-1", "boto3", "dynamodb"),
+        ("redis+sentinel://:password@localhost/mymaster", "redis", "redis"),
     ],
 )
 def test_a_store_without_its_library_is_refused(
-    monkeypatch: pytest.MonkeyPatch, variable: str, url: str, module: str, extra: str
+    monkeypatch: pytest.MonkeyPatch, url: str, module: str, extra: str
 ) -> None:
-    settings = Settings.load({variable: url})
+    settings = Settings.load({"TERCET_JOBS": url})
     check_access(settings)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(StartError, match=rf"Python package {module}, .*: {re.escape(install_command(extra))}$"):
