@@ -182,7 +182,7 @@ class JobQueue:
             ids = self._store.due("open", now, _BATCH)
             for job_id in ids:
                 job = self._store.read(job_id)
-                if job is None or job.queue != "open" or job.due_at > now:
+                if job is None or job.queue != "open" or not job.is_due(now):
                     continue  # changed since it was listed
                 if job.is_expired(now):
                     self._expire(job)

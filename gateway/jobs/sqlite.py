@@ -3,11 +3,11 @@
 A transaction is on the disk when a method returns (WAL, `synchronous=FULL`). What is erased is overwritten with zeros
 (`secure_delete`), also in the write-ahead log, which is truncated, again and again while another process reads.
 
-The clock is the machine's time since its boot, so that jobs do not notice when the time of day jumps. The file holds
-what to add to it, which is determined once for each boot, and when it was last used: it does not go back with the
-machine's clock at a boot.
+The clock is the machine's time of day. A jump of it may end a lease early, or erase a result early or late; the version
+check still leaves one final state.
 
-A file that is deleted or replaced while it is used is noticed at the next use, and its jobs are written to the new one.
+A file that is deleted or replaced while it is used is noticed at the next use: the log says how many jobs are lost, and
+a new file is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from typing import Any
 
 import structlog
 
-from gateway.jobs.store import REMEMBERED_S, DamagedRecord, Job, Queue, decode_record, encode_job, log_damaged
+from gateway.jobs.store import (
+    MAX_AHEAD_S,
+    REMEMBERED_S,
+    DamagedRecord,
+    Job,
+    Queue,
+    decode_record,
+    encode_job,
+    log_damaged,
+)
 from shared.errors import JobsUnavailable
 
 # How long a write waits for another process, and a thread for the connection: a third of a lease, so that a renewal
@@ -32,9 +41,6 @@ from shared.errors import JobsUnavailable
 BUSY_TIMEOUT_S = 2.0
 # Pause before another attempt to open a file that another process is switching to WAL.
 OPEN_PAUSE_S = 0.01
-# How often the file notes that it is used.
-SEEN_S = 600.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # The form of the file, one more where an earlier version could not use it any more (SQLite's `user_version`).
 _FORM = 1
 _SCHEMA = """
@@ -44,18 +50,6 @@ CREATE TABLE IF NOT EXISTS jobs (
 );
 CREATE INDEX IF NOT EXISTS jobs_due ON jobs (queue, due_at);
 CREATE INDEX IF NOT EXISTS jobs_owner ON jobs (owner) WHERE queue = 'open';
-CREATE TABLE IF NOT EXISTS clock (
-    id INTEGER PRIMARY KEY CHECK (id = 1), boot TEXT NOT NULL, epoch REAL NOT NULL, seen REAL NOT NULL
-);
-"""
-# A job of the lost file, unless the new one has a later version of it. The job that is there keeps its key.
-_RESTORE = """
-INSERT INTO jobs VALUES (
-    ?1, ?2, ?3, CASE WHEN EXISTS (SELECT 1 FROM jobs WHERE idempotency = ?4 AND id != ?1) THEN NULL ELSE ?4 END,
-    ?5, ?6, ?7
-)
-ON CONFLICT (id) DO UPDATE SET version = ?2, idempotency = excluded.idempotency, queue = ?5, due_at = ?6, data = ?7
-WHERE ?2 > version
 """
 _DAMAGED = "damaged"  # the queue of records that were set aside
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -73,17 +67,10 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # device and inode of the file that is open
-        self._rescued: list[tuple[Any, ...]] = []  # rows of a lost file that no other file has yet
         self._must_empty_log = True  # of a process that ended before it could
-        self._epoch: float | None = None  # to be added to `_uptime`
-        self._seen = 0.0
 
     def now(self) -> float:
-        if self._epoch is None:
-            with self._connected():
-                pass
-        assert self._epoch is not None
-        return _uptime() + self._epoch
+        return time.time()
 
     def insert(self, job: Job) -> bool:
         row = (job.id, job.version, job.owner, job.idempotency or None, job.queue, job.due_at, encode_job(job))
@@ -132,9 +119,13 @@ class SqliteStore:
             if queue == "expired":
                 statement = "DELETE FROM jobs WHERE queue = ? AND due_at <= ?"
                 self._must_empty_log |= connection.execute(statement, (_DAMAGED, until)).rowcount > 0
-            statement = "SELECT rowid, id FROM jobs WHERE queue = ? AND due_at <= ? ORDER BY due_at LIMIT ?"
+            # As `Job.is_due`: what is open, and due later than `ahead`, is due.
+            ahead = until + MAX_AHEAD_S if queue == "open" else math.inf
+            statement = (
+                "SELECT rowid, id FROM jobs WHERE queue = ? AND (due_at <= ? OR due_at > ?) ORDER BY due_at LIMIT ?"
+            )
             while True:
-                rows = connection.execute(statement, (queue, until, limit)).fetchall()
+                rows = connection.execute(statement, (queue, until, ahead, limit)).fetchall()
                 ids = [*self._ids(connection, rows)]
                 if ids or len(rows) < limit:  # else all of them were set aside
                     return ids
@@ -151,9 +142,7 @@ class SqliteStore:
             with suppress(JobsUnavailable), self._connected():  # the file may have been lost since the last use
                 pass
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._disconnect()
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -165,79 +154,43 @@ class SqliteStore:
         if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
             raise JobsUnavailable("The job store of this server is locked by another process; try again shortly.")
         try:
-            if self._connection is not None and _identity(self._path) != self._file:
-                self._give_up_file("it was deleted or replaced")
+            self._notice_loss()
             if self._connection is None:
-                self._connection = self._open()
+                self._connection = _open(self._path)
+                self._file = _identity(self._path)
             yield self._connection
-            self._tend(self._connection)
+            if self._must_empty_log:
+                self._must_empty_log = not _empty_log(self._connection)
         except (sqlite3.Error, OSError) as error:
-            code = error.sqlite_errorcode & 0xFF if isinstance(error, sqlite3.DatabaseError) else 0
-            if self._connection is not None and code in _DAMAGE_CODES:
-                self._give_up_file("it is damaged")
+            if isinstance(error, sqlite3.DatabaseError) and error.sqlite_errorcode & 0xFF in _DAMAGE_CODES:
+                self._disconnect()  # what an operator puts in its place is read anew
             raise JobsUnavailable(
                 "The job store of this server cannot be used: its file (TERCET_JOBS) must be writable.",
             ) from error
         finally:
             self._lock.release()
 
-    def _open(self) -> sqlite3.Connection:
+    def _notice_loss(self) -> None:
+        """If another file or none is at the path, log how many jobs were lost, and close the file.
+
+        SQLite still reads a file without a name. It is closed before the new one is opened: their `-shm` file may be
+        the same.
         """
-        Raises:
-            sqlite3.Error, OSError: as `_open`, or the rows that were rescued cannot be written.
-        """
-        connection = _open(self._path)
-        try:
-            self._file = _identity(self._path)
-            self._set_clock(connection)
-            if self._rescued:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(_RESTORE, self._rescued)
-                connection.execute("COMMIT")
-                log.warning("jobs_restored", jobs=len(self._rescued))
-                self._rescued = []
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _give_up_file(self, reason: str) -> None:
-        """Take the jobs out of the file that is open, and close it. SQLite still reads a file without a name.
-
-        It must be closed before the new one is opened: their `-shm` file may be the same.
-        """
-        assert self._connection is not None
-        rows: list[tuple[Any, ...]] | None = None
-        with suppress(sqlite3.Error):
-            rows = self._connection.execute("SELECT * FROM jobs").fetchall()
-        log.error("job_file_lost", reason=reason, jobs="unreadable" if rows is None else len(rows))
-        self._rescued += rows or []
-        self._connection.close()
-        self._connection = None
-
-    def _set_clock(self, connection: sqlite3.Connection) -> None:
-        """Read the clock's epoch; the first process after a boot writes it."""
-        if (epoch := _stored_epoch(connection)) is None:
-            connection.execute("BEGIN IMMEDIATE")
-            if (epoch := _stored_epoch(connection)) is None:
-                uptime = _uptime()
-                epoch = self._epoch
-                if epoch is None:
-                    epoch = max(time.time(), _last_seen(connection)) - uptime
-                row = (_boot_id(), epoch, uptime + epoch)
-                connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?)", row)
-            connection.execute("COMMIT")
-        self._epoch = epoch
-
-    def _tend(self, connection: sqlite3.Connection) -> None:
-        """What is left to do after any use: no failure of it matters now."""
-        if self._must_empty_log:
-            self._must_empty_log = not _empty_log(connection)
-        now = self._seen if self._epoch is None else _uptime() + self._epoch
-        if now - self._seen >= SEEN_S:
-            self._seen = now
+        if self._file is None or _identity(self._path) == self._file:
+            return
+        num_lost: int | None = None
+        if self._connection is not None:
             with suppress(sqlite3.Error):
-                connection.execute("UPDATE clock SET seen = ?", (now,))
+                statement = "SELECT count(*) FROM jobs WHERE queue IN ('open', 'final')"
+                [num_lost] = self._connection.execute(statement).fetchone()
+        log.error("job_file_lost", jobs="unknown" if num_lost is None else num_lost)
+        self._disconnect()
+        self._file = None
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _ids(self, connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> Iterator[str]:
         """The ids of rows of (rowid, id)."""
@@ -249,38 +202,14 @@ class SqliteStore:
 
     def _set_aside(self, connection: sqlite3.Connection, rowid: int, job_id: object) -> None:
         statement = "UPDATE jobs SET queue = ?1, idempotency = NULL, due_at = ?2 WHERE rowid = ?3 AND queue != ?1"
-        until = _uptime() + (self._epoch or 0.0) + REMEMBERED_S
-        if connection.execute(statement, (_DAMAGED, until, rowid)).rowcount == 1:
+        if connection.execute(statement, (_DAMAGED, self.now() + REMEMBERED_S, rowid)).rowcount == 1:
             log_damaged(job_id)
-
-
-def _stored_epoch(connection: sqlite3.Connection) -> float | None:
-    """The clock's epoch, if it was written since the boot of this machine."""
-    row = connection.execute("SELECT epoch FROM clock WHERE boot = ? AND boot != ''", (_boot_id(),)).fetchone()
-    return row[0] if row is not None and isinstance(row[0], float) and math.isfinite(row[0]) else None
-
-
-def _last_seen(connection: sqlite3.Connection) -> float:
-    row = connection.execute("SELECT seen FROM clock").fetchone()
-    return row[0] if row is not None and isinstance(row[0], float) and math.isfinite(row[0]) else 0.0
-
-
-def _uptime() -> float:
-    """Seconds since the machine was booted, also of its sleep, the same in all processes."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def _boot_id() -> str:
-    """Changes with each boot of the machine. Empty: it is not known."""
-    with suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return ""
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
 

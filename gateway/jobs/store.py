@@ -28,6 +28,9 @@ _QUEUES: dict[JobState, Queue] = {
 }
 # How long the id of an expired job is answered with 410, and a damaged record is kept.
 REMEMBERED_S = 86_400.0
+# An open job is due at its submission, or within seconds: after a pause, or at the end of a lease. One that is due
+# later than this was dated before the clock was set back.
+MAX_AHEAD_S = 60.0
 # Clients' calls at the same time to a store on the network. A call waits for its answers, so more of them would be
 # faster, but each holds one of the gateway's threads (`gateway.server.work`).
 MAX_CALLS = 4
@@ -72,10 +75,14 @@ class Job(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def queue(self) -> Queue:
         return _QUEUES[self.state]
 
+    def is_due(self, now: float) -> bool:
+        """Whether an open job can be leased."""
+        return self.due_at <= now or self.due_at > now + MAX_AHEAD_S
+
     def is_expired(self, now: float) -> bool:
         """Whether it may no longer be shown. A job does not expire while an executor has it."""
         return self.state == "expired" or (
-            self.expires_at <= now and not (self.state == "running" and now < self.due_at)
+            self.expires_at <= now and not (self.state == "running" and not self.is_due(now))
         )
 
 
@@ -96,8 +103,7 @@ class JobStore(Protocol):
     max_calls: int
 
     def now(self) -> float:
-        """Seconds since the epoch, by a clock that all processes share which use the store. The time of day of one of
-        them may be wrong, or jump."""
+        """Seconds since the epoch, by a clock that all processes share which use the store."""
 
     def insert(self, job: Job) -> bool:
         """Add a job. False: its id or its `idempotency` exists."""

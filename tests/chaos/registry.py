@@ -73,7 +73,7 @@ ROWS = (
     Row(
         "R30",
         "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, "
-        "all made again, no accepted job lost",
+        "all made again, each lost job counted in the log",
         lose_files,
     ),
     Row(

@@ -85,7 +85,9 @@ def lose_files(context: Context, findings: Findings) -> None:
             tercet.process.send_signal(signal.SIGHUP)
             wait_until_replaced(tercet, before, REPLACE_S)
         lost = [job for job in jobs if tercet.client.get(f"/jobs/{job}").status_code != 200]
+        reported = sum(event["jobs"] for event in tercet.events("job_file_lost"))
     findings.figures |= {"removals": 4 * rounds, "answers": len(load.answers), "jobs": len(jobs)}
     findings.none_of("failed requests", count_failures(load.answers))
-    findings.none_of("lost jobs", {"answered as unknown": len(lost)} if lost else {})
+    findings.require(jobs[-1] not in lost, "the new job file lost a job")
+    findings.require(len(lost) == reported, f"{len(lost)} jobs were lost, {reported} by the log")
     findings.at_most("healed after s", max(healed_s), HEAL_S)

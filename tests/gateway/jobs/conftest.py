@@ -47,7 +47,7 @@ def dynamodb_endpoint() -> Iterator[str]:
             os.environ[name] = value
 
 
-OTHER_STORES = (pytest.param(name, marks=pytest.mark.integration) for name in ("redis", "dynamodb"))
+OTHER_STORES = [pytest.param(name, marks=pytest.mark.integration) for name in ("redis", "dynamodb")]
 
 
 @pytest.fixture(params=["sqlite", *OTHER_STORES])
