@@ -10,7 +10,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
@@ -32,7 +32,6 @@ from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.attempts import Attempts
 from gateway.pool.client import BranchError, SlotClient
-from gateway.pool.slot_table import ASIDE_S
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text
@@ -213,7 +212,6 @@ class Fanout:
 
     def _pause_after(self, error: BranchError, context: RequestContext, slot: int, attempts: Attempts) -> float | None:
         """The time until the next call, in seconds; None: there is none."""
-        self._note_lie(slot, error)
         pause_s = None if context.is_over else attempts.waits_after(slot, error, time.monotonic())
         if pause_s is not None:
             return pause_s
@@ -268,10 +266,6 @@ class Fanout:
             context.ends_workers = True
             log.error("request_ended_workers", request_id=context.spec.request_id, last_slot=slot)
         context.lost_workers.add(lost)
-
-    def _note_lie(self, slot: int, error: BranchError) -> None:
-        if error.is_lie and self._admission.set_aside(slot, error.detail):
-            log.warning("slot_set_aside", slot=slot, code=error.code, reason=error.detail, seconds=ASIDE_S)
 
     def _take_retry(self) -> bool:
         is_granted = self._retry_budget.take_retry()
@@ -338,7 +332,7 @@ class Fanout:
             request_id=spec.request_id,
             traceparent=traceparent,
         )
-        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document, model.vocab_size)
+        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document)
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:
@@ -346,7 +340,7 @@ class Fanout:
                 if tokens := tuple(line for line in lines if isinstance(line, Token)):
                     context.deliver(TokenDelta(branch.index, tokens, attempt))
                 if isinstance(last := lines[-1], Done):
-                    after_delivery.callback(self._read_to_end, slot, batches)
+                    after_delivery.callback(_read_to_end, batches)
                     return last
         raise BranchError("broken", "The worker ended the response before its last line.")
 
@@ -355,13 +349,12 @@ class Fanout:
         state = self._admission.states().get(slot) if spec.num_scored_tokens or spec.scores_prior else None
         return state.protocol if state is not None else 0
 
-    def _read_to_end(self, slot: int, batches: Iterator[object]) -> None:
-        """So that the connection can be reused."""
-        try:
-            for _ in batches:
-                pass
-        except BranchError as error:
-            self._note_lie(slot, error)
+
+def _read_to_end(batches: Iterator[object]) -> None:
+    """So that the connection can be reused."""
+    with suppress(BranchError):
+        for _ in batches:
+            pass
 
 
 def _needed_text(spec: GenerationSpec, prompt: str, n_ctx: int) -> str:

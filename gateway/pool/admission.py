@@ -108,15 +108,6 @@ class Admission:
             self._table.entries[index].is_leaving = is_leaving
             self._settle_all()
 
-    def set_aside(self, index: int, reason: str) -> bool:
-        """Trust a slot no longer, for a while: it gets branches only if its model has no other warm slot.
-
-        Returns:
-            Whether it was trusted until now.
-        """
-        with self._lock:
-            return self._table.set_aside(index, reason)
-
     def remove(self, index: int) -> bool:
         """Remove a slot that leaves, once no branch runs there. Returns whether it is gone."""
         with self._lock:

@@ -17,15 +17,8 @@ from dataclasses import dataclass
 import httpx
 
 from gateway.pool.access import RemoteAccess
-from gateway.pool.answers import (
-    AnswerCheck,
-    InvalidAnswer,
-    check_tokens,
-    max_tokenized_bytes,
-    shortened,
-    usable_state,
-)
-from gateway.pool.transport import InvalidResponse, TcpAddress, Transport, UnixAddress, UntrustedPeer
+from gateway.pool.answers import InvalidAnswer, check_done, check_tokens, shortened, usable_state
+from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
 from shared import wire
 from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLong
 from shared.plan import Remote, Slot
@@ -40,6 +33,8 @@ KEEPALIVE_EXPIRY_S = 60.0
 # A worker's state changes with each percent of a load, and with each gateway; twice a second it is repeated. With more
 # lines in a second than a load of 0.1 s sends, the worker floods.
 MAX_STATES_PER_S = 1000
+# A streamed answer has each token in a line of its own and in the last.
+MAX_ANSWER_BYTES = 2 * wire.MAX_LINE_BYTES
 # A MiB of text has at most a million tokens, of 30 bytes of JSON.
 MAX_TOKENIZE_BYTES = 64 << 20
 # How long a connection to another machine may take: the handshakes of TCP and TLS are at least two round trips.
@@ -56,15 +51,13 @@ class BranchError(Exception):
     Attributes:
         code: one of a closed list, because it becomes a label of metrics.
         is_retryable: false if another slot would fail in the same way.
-        is_lie: the worker has sent what no worker that works can send, so its slot is not to be trusted for a while.
     """
 
-    def __init__(self, code: str, detail: str, *, is_retryable: bool = True, is_lie: bool = False) -> None:
+    def __init__(self, code: str, detail: str, *, is_retryable: bool = True) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
         self.is_retryable = is_retryable
-        self.is_lie = is_lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +192,16 @@ class Call(_AbortableCall):
         ack_s: float,
         deadline: float,
         document: int | None,
-        vocab_size: int,
     ) -> None:
         """
         Args:
             running: holds this call while its lines are read.
             ack_s: how long the worker may take to accept the request.
             deadline: `time.monotonic()` time.
-            document, vocab_size: as for `SlotClient.call`.
+            document: as for `SlotClient.call`.
         """
         super().__init__()
         self._peer = peer
-        self._vocab_size = vocab_size
         self._document = document
         self._running = running
         self._request = request
@@ -253,16 +244,17 @@ class Call(_AbortableCall):
                 # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
                 _set_read_timeout(response, max(0.0, self._deadline - time.monotonic()) + MARGINS.silence_s)
-                check = AnswerCheck(self._request, self._vocab_size)
-                max_line_bytes = min(check.max_line_bytes, wire.MAX_LINE_BYTES)
-                for raw_lines in wire.split_lines(_stream(response), max_line_bytes, check.max_bytes):
+                num_tokens, max_tokens = 0, self._request.sampling.max_new_tokens
+                for raw_lines in wire.split_lines(_stream(response), max_bytes=MAX_ANSWER_BYTES):
                     batch: list[Token | Done] = []
                     for line in map(wire.decode_line, raw_lines):
                         if isinstance(line, Done):
-                            check.done(line)
+                            check_done(line, self._request)
                             batch.append(line)
                         elif isinstance(line, Token):
-                            check.token(line)
+                            num_tokens += 1
+                            if num_tokens > max_tokens:
+                                raise InvalidAnswer("more tokens than requested")
                             batch.append(line)
                         elif isinstance(line, Failed):
                             raise _failure(line)
@@ -278,13 +270,11 @@ class Call(_AbortableCall):
             self._raise_if_aborted()
             raise _connection_error(error) from error
         except wire.BrokenLines as error:
-            # The largest answers that can be asked for are longer than the gateway reads.
-            is_lie = error.code == "oversize" and check.max_line_bytes <= wire.MAX_LINE_BYTES
-            raise BranchError(error.code, str(error), is_lie=is_lie) from error
+            raise BranchError(error.code, str(error)) from error
         except InvalidAnswer as error:
-            raise BranchError("garbage", f"The worker sent an invalid answer: {error}.", is_lie=True) from error
+            raise BranchError("garbage", f"The worker sent an invalid answer: {error}.") from error
         except wire.DECODE_ERRORS as error:
-            raise BranchError("garbage", "The worker sent an invalid line.", is_lie=True) from error
+            raise BranchError("garbage", "The worker sent an invalid line.") from error
         finally:
             self._release_socket()
 
@@ -334,9 +324,8 @@ class TokenizeCall(_AbortableCall):
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
-                max_bytes = min(MAX_TOKENIZE_BYTES, max_tokenized_bytes(len(content)))
-                found = wire.decode_tokens(_read_all(response, deadline, max_bytes))
-                check_tokens(self._text, found)
+                found = wire.decode_tokens(_read_all(response, deadline, MAX_TOKENIZE_BYTES))
+                check_tokens(found)
                 return found
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise BranchError("unreachable", "The worker cannot be reached.") from error
@@ -346,15 +335,9 @@ class TokenizeCall(_AbortableCall):
             ) from error
         except httpx.TransportError as error:
             reason = self._abort_reason or _connection_error(error)
-            raise BranchError(reason.code, reason.detail, is_retryable=False, is_lie=reason.is_lie) from error
-        except InvalidAnswer as error:
-            raise BranchError(
-                "garbage", f"The worker sent an invalid answer: {error}.", is_retryable=False, is_lie=True
-            ) from error
-        except wire.DECODE_ERRORS as error:
-            raise BranchError(
-                "garbage", "The worker sent an invalid response.", is_retryable=False, is_lie=True
-            ) from error
+            raise BranchError(reason.code, reason.detail, is_retryable=False) from error
+        except (InvalidAnswer, *wire.DECODE_ERRORS) as error:
+            raise BranchError("garbage", "The worker sent an invalid response.", is_retryable=False) from error
 
 
 class SlotClient:
@@ -381,7 +364,6 @@ class SlotClient:
         deadline: float,
         attempt: int = 1,
         document: int | None = None,
-        vocab_size: int = 0,
     ) -> Call:
         """A call that starts when its `lines` are iterated.
 
@@ -390,10 +372,9 @@ class SlotClient:
             attempt: number from 1; each one doubles the time to acknowledge. If several slots are late, the machine is
                 busy, and a short limit would only discard work that has begun.
             document: equal for requests of one document; None: unknown.
-            vocab_size: of the slot's model; 0: unknown.
         """
         ack_s = self._ack_s * 2 ** (attempt - 1)
-        return Call(self._peer, self._running, request, ack_s, deadline, document, vocab_size)
+        return Call(self._peer, self._running, request, ack_s, deadline, document)
 
     def tokenize(self, text: str, timeout_s: float) -> TokenizeCall:
         """A call that starts with its `result`."""
@@ -434,11 +415,11 @@ class SlotClient:
         except UntrustedPeer as error:
             raise BranchError("untrusted", str(error)) from error
         except httpx.TransportError as error:
-            raise BranchError("unreachable", str(error), is_lie=isinstance(error, InvalidResponse)) from error
+            raise BranchError("unreachable", str(error)) from error
         except wire.BrokenLines as error:
-            raise BranchError(error.code, str(error), is_lie=error.code == "oversize") from error
+            raise BranchError(error.code, str(error)) from error
         except wire.DECODE_ERRORS as error:
-            raise BranchError("garbage", f"The worker sent an invalid state: {error}", is_lie=True) from error
+            raise BranchError("garbage", f"The worker sent an invalid state: {error}") from error
 
 
 def _local_peer(path: str) -> _Peer:
@@ -479,7 +460,7 @@ def _read_states(response: httpx.Response, timeout_s: float) -> Iterator[State]:
             since, num_states = now, 0
         num_states += len(raw_lines)
         if num_states > MAX_STATES_PER_S:
-            raise BranchError("oversize", "The worker sends its state without end.", is_lie=True)
+            raise BranchError("oversize", "The worker sends its state without end.")
         yield from map(usable_state, map(wire.decode_state, raw_lines))
 
 
@@ -496,8 +477,7 @@ def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> byte
         parts.append(part)
         num_bytes += len(part)
         if num_bytes > max_bytes:
-            detail = f"The worker sent more than {max_bytes} bytes."
-            raise BranchError("oversize", detail, is_retryable=False, is_lie=max_bytes < MAX_TOKENIZE_BYTES)
+            raise BranchError("oversize", f"The worker sent more than {max_bytes} bytes.", is_retryable=False)
         _set_read_timeout(response, max(0.0, deadline - time.monotonic()))
     return b"".join(parts)
 
@@ -505,13 +485,12 @@ def _read_all(response: httpx.Response, deadline: float, max_bytes: int) -> byte
 def _connection_error(error: httpx.TransportError) -> BranchError:
     if isinstance(error.__cause__, FileNotFoundError):
         return BranchError(NO_SOCKET, "The worker's socket is missing.")
-    return BranchError("broken", "The connection to the worker failed.", is_lie=isinstance(error, InvalidResponse))
+    return BranchError("broken", "The connection to the worker failed.")
 
 
 def _failure(line: Failed) -> BranchError:
     """The error of a `failed` line. A code that is not listed says nothing, and would become a label of metrics."""
-    is_known = line.code in wire.FAILURE_CODES
-    return BranchError(line.code if is_known else "failed", shortened(line.detail), is_lie=not is_known)
+    return BranchError(line.code if line.code in wire.FAILURE_CODES else "failed", shortened(line.detail))
 
 
 def _read_refusal(response: httpx.Response) -> BranchError:
@@ -520,7 +499,7 @@ def _read_refusal(response: httpx.Response) -> BranchError:
     for chunk in _stream(response):
         body += chunk
         if len(body) > wire.MAX_REFUSAL_BYTES:
-            raise BranchError("oversize", "The worker sent more bytes than a refusal can have.", is_lie=True)
+            raise BranchError("oversize", "The worker sent more bytes than a refusal can have.")
     code, detail = wire.read_refusal(response.status_code, bytes(body))
     # Another worker may know the key already, or still; and what is no refusal of the request may work there.
     is_final = response.status_code < httpx.codes.INTERNAL_SERVER_ERROR and code in _FINAL_REFUSALS

@@ -24,9 +24,6 @@ MAX_DOWN_S = 15.0
 # 0.05 s: twenty tries, for a busy machine. Requests wait for it, so the server is ready, also where all slots of a
 # model change their worker at one moment.
 HANDOVER_S = 1.0
-# A worker that was caught sending what cannot be true gets no branches for this time. Each trial after it costs the
-# branches of one batch a retry.
-ASIDE_S = 10.0
 # Each of several gateways has its share of a worker's batch, but room for a request where the batch has so much.
 MIN_SHARE = 3
 # Rows of a CPU's step that share each block of weights while it is in registers (`workers/engine/cpu`). Six take 0.9 to
@@ -48,8 +45,6 @@ class Entry:
         starting_pid: process id of the worker that started last and has not been warm, 0 for none.
         is_failing: a worker of the slot has died before it was warm. The next one will probably die too.
         is_leaving: gets no further branches, because its address is gone.
-        aside_until: `time.monotonic()` time until which the slot is set aside; 0: it is not.
-        aside_reason: what its worker has sent.
     """
 
     slot: Slot
@@ -62,19 +57,10 @@ class Entry:
     starting_pid: int = 0
     is_failing: bool = False
     is_leaving: bool = False
-    aside_until: float = 0.0
-    aside_reason: str = ""
 
     @property
     def index(self) -> int:
         return self.slot.index
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether the slot is set aside now."""
-        if self.aside_until and self.aside_until <= time.monotonic():
-            self.aside_until = 0.0
-        return self.aside_until > 0
 
     @property
     def max_batch(self) -> int:
@@ -117,16 +103,10 @@ class SlotTable:
         return {index: self.reported_state(entry) for index, entry in self.entries.items()}
 
     def reported_state(self, entry: Entry) -> State:
-        """The worker's state. A slot that leaves drains, and one that gets no branches because it is set aside is down,
-        whether its worker knows it or not."""
-        state = entry.state
-        if state.state != "warm":
-            return state
-        if entry.is_leaving:
-            return msgspec.structs.replace(state, state="draining", reason="its address is gone")
-        if entry.aside_until and entry not in self._usable(entry.slot.model):
-            return msgspec.structs.replace(state, state="down", reason=f"set aside for now: {entry.aside_reason}")
-        return state
+        """The worker's state. A slot that leaves drains, whether its worker knows it or not."""
+        if entry.state.state == "warm" and entry.is_leaving:
+            return msgspec.structs.replace(entry.state, state="draining", reason="its address is gone")
+        return entry.state
 
     @property
     def in_flight(self) -> list[int]:
@@ -146,14 +126,6 @@ class SlotTable:
             for entry in self.entries.values()
             if self.reported_state(entry).state == "warm" or (entry.warm_until > earliest and not entry.is_leaving)
         }
-
-    def set_aside(self, index: int, reason: str) -> bool:
-        """Give a slot no branches for `ASIDE_S`, unless its model has no other. Returns whether it was in use."""
-        entry = self.entries.get(index)  # a slot of another machine may have been removed
-        if entry is None or entry.is_aside:
-            return False
-        entry.aside_until, entry.aside_reason = time.monotonic() + ASIDE_S, reason
-        return True
 
     def add(self, slot: Slot) -> None:
         self.entries[slot.index] = Entry(slot)
@@ -191,21 +163,13 @@ class SlotTable:
             revision: only slots with these weights; None: all.
         """
         groups: dict[str, list[Entry]] = {}
-        for entry in self._usable(model):
+        for entry in self._warm(model):
             if revision in {None, entry.state.revision}:
                 groups.setdefault(entry.state.revision, []).append(entry)
         return list(groups.values())
 
-    def _usable(self, model: str) -> list[Entry]:
-        """The warm slots of a model without those set aside; with these, if all are.
-
-        So one request that makes every worker answer wrongly ends no service. Envoy's outlier detection does the same
-        (`max_ejection_percent`).
-        """
-        warm = [entry for entry in self._of(model) if entry.state.state == "warm"]
-        if not any(entry.aside_until for entry in warm):
-            return warm
-        return [entry for entry in warm if not entry.is_aside] or warm
+    def _warm(self, model: str) -> Iterator[Entry]:
+        return (entry for entry in self._of(model) if entry.state.state == "warm")
 
     def is_expected(self, model: str, revision: str | None = None) -> bool:
         """Whether a slot of the model is warm, or will probably be soon: it starts, loads, or has just gone down.
@@ -215,7 +179,7 @@ class SlotTable:
         Args:
             revision: a warm slot counts only if it has these weights; None: all count.
         """
-        if any(revision in {None, entry.state.revision} for entry in self._usable(model)):
+        if any(revision in {None, entry.state.revision} for entry in self._warm(model)):
             return True
         earliest = time.monotonic() - self._max_down_s
         return any(

@@ -13,12 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
-import structlog
-
 from gateway.pool.admission import Admission
 from gateway.pool.attempts import Attempts
 from gateway.pool.client import BranchError, SlotClient
-from gateway.pool.slot_table import ASIDE_S
 from gateway.waiting.cancellation import Cancellation, Cancelling
 from shared.cpu_share import pause_after
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, TercetError
@@ -26,7 +23,6 @@ from shared.protocol import LONG_TEXT_CHARS, Tokens
 
 # How long a text waits for a slot where none is ready: in a reload, and after a crash, one is in a moment.
 MAX_NOT_READY_S = 2.0
-log = structlog.get_logger()
 
 
 class PoolTokenizer:
@@ -113,8 +109,6 @@ class PoolTokenizer:
                 with cancellation.on_cancel(call.cancel):
                     return call.result()
             except BranchError as error:
-                if error.is_lie and self._admission.set_aside(slot, error.detail):
-                    log.warning("slot_set_aside", slot=slot, code=error.code, reason=error.detail, seconds=ASIDE_S)
                 pause_s = attempts.waits_after(slot, error, time.monotonic())
                 if pause_s is None:
                     pause_s = 0.0

@@ -44,10 +44,6 @@ class UntrustedPeer(httpx.ConnectError):
     """The peer's certificate was refused, or it does not speak TLS. It will be so until an operator acts."""
 
 
-class InvalidResponse(httpx.RemoteProtocolError):
-    """What the peer has sent is no response in HTTP/1.1, or has more than a response can have besides its body."""
-
-
 class Address(Protocol):
     """A way to connect.
 
@@ -225,7 +221,7 @@ class Transport(httpx.BaseTransport):
         until = time.monotonic() + timeout_s
         while not parser.is_head_complete:
             if num_bytes > MAX_HEAD_BYTES:
-                raise InvalidResponse(f"The response's head is longer than {MAX_HEAD_BYTES} bytes.")
+                raise httpx.RemoteProtocolError(f"The response's head is longer than {MAX_HEAD_BYTES} bytes.")
             data = connection.receive(until - time.monotonic())
             num_bytes += len(data)
             parser.feed(data)
@@ -261,7 +257,7 @@ class _BodyStream(httpx.SyncByteStream):
             elif self._parser.is_complete:
                 return
             elif num_bytes > MAX_HEAD_BYTES:
-                raise InvalidResponse("The response's chunks have more than their data.")
+                raise httpx.RemoteProtocolError("The response's chunks have more than their data.")
             elif time.monotonic() >= self._timeout.get("until", math.inf):
                 raise httpx.ReadTimeout("The response was not complete in time.")
             else:
@@ -375,7 +371,7 @@ class _ResponseParser:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise InvalidResponse(f"Not a response in HTTP/1.1: {error}") from error
+            raise httpx.RemoteProtocolError(f"Not a response in HTTP/1.1: {error}") from error
 
     def take_body(self) -> bytes:
         """The part of the body that has been parsed since the last call."""

@@ -28,7 +28,6 @@ from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.discovery import INTERVAL_S, Discovery, Resolver, resolve
-from gateway.pool.slot_table import ASIDE_S
 from shared.plan import Plan, Remote, Slot
 from shared.protocol import OLDEST_PROTOCOL, PROTOCOL, State
 from shared.settings import PoolUrl
@@ -154,7 +153,7 @@ class PoolWatcher:
         failures = FailureTotals()
         num_failures = 0  # attempts in a row without a worker that stays
         while True:
-            reason, code, is_lie = "its worker closed the state stream", "", False
+            reason, code = "its worker closed the state stream", ""
             last: State | None = None
             try:
                 with closing(self.clients[slot.index].states()) as states:
@@ -175,7 +174,7 @@ class PoolWatcher:
                             )
                         last = state
             except BranchError as error:
-                reason, code, is_lie = error.detail, error.code, error.is_lie
+                reason, code = error.detail, error.code
             if slot.remote is not None and self._remove_if_left(slot):
                 return
             # A worker that drains still answers, and ends each stream.
@@ -190,11 +189,7 @@ class PoolWatcher:
             else:
                 # A worker of this machine will be replaced, and its first reason says most.
                 self._admission.reexamine()
-            if is_lie:
-                log.warning("slot_set_aside", slot=slot.index, code=code, reason=reason, seconds=ASIDE_S)
-                time.sleep(ASIDE_S)
-            else:
-                time.sleep(RECONNECT_S if slot.remote is None else _pause_s(code, num_failures))
+            time.sleep(RECONNECT_S if slot.remote is None else _pause_s(code, num_failures))
 
     def _note_unreachable(self, slot: Slot, reason: str) -> None:
         state = self._admission.states()[slot.index]

@@ -7,7 +7,6 @@ from tests.chaos.rows.bulkheads import keep_others_served
 from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.files import lose_files
-from tests.chaos.rows.lies import distrust_liars
 from tests.chaos.rows.mixed import flat_usage_over_cycles
 from tests.chaos.rows.overload import refuse_overload
 from tests.chaos.rows.signals import heal_after_refused_reloads, signal_at_any_moment
@@ -63,12 +62,6 @@ ROWS = (
         "One key bursts at any route, or the job store hangs: another key's completions 0 failed, its requests at the "
         "same route no 503, p99 at most doubles; no worker is replaced",
         keep_others_served,
-    ),
-    Row(
-        "R29",
-        "A worker may answer anything: every client gets one answer by its deadline + 100 ms, the gateway's memory "
-        "grows at most 16 MB, values of labels are bounded, the slot is set aside",
-        distrust_liars,
     ),
     Row(
         "R30",

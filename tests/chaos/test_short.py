@@ -14,7 +14,7 @@ from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
 
 # tests/e2e/test_pools.py kills workers, too, and test_run_directory.py removes files
-SHORT_ROWS = ("R6", "R7", "R28", "R29")
+SHORT_ROWS = ("R6", "R7", "R28")
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ Route = tuple[str, dict[str, Any], list[Field]]  # path, a body that is answered
 
 @contextmanager
 def no_fault(tercet: Tercet) -> Iterator[None]:
-    """Fails if a worker is set aside or fails meanwhile, or a gateway raises an exception."""
-    kinds = ("slot_set_aside", "unhandled_exception", "engine_failed", "step_failed", "worker_ended")
+    """Fails if a worker fails meanwhile, or a gateway raises an exception."""
+    kinds = ("unhandled_exception", "engine_failed", "step_failed", "worker_ended")
     before = {kind: len(tercet.events(kind)) for kind in kinds}
     yield
     until(lambda: not metric(tercet, "tercet_open_jobs"), 60, "the end of all jobs")

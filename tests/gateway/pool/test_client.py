@@ -19,6 +19,7 @@ from gateway.pool import client as client_module
 from gateway.pool.client import MAX_STATES_PER_S, BranchError, SlotClient
 from shared.plan import Slot
 from shared.protocol import (
+    MAX_TYPED_TOKENS,
     Accepted,
     Done,
     Failed,
@@ -32,6 +33,7 @@ from shared.protocol import (
 )
 from shared.time_margins import MARGINS
 from shared.wire import MAX_LINE_BYTES, MAX_REFUSAL_BYTES, MAX_STATE_BYTES
+from tests.gateway.generation.stubs import make_done
 from tests.gateway.pool.helpers import (
     DONE,
     END,
@@ -46,6 +48,7 @@ from tests.gateway.pool.helpers import (
 )
 
 ACK_S = 0.2
+MIB = 1 << 20
 REQUEST = GenerateRequest(prompt="a", stream=True)
 TOKEN = Token(text="x", token_id=1, logprob=-1.0)
 
@@ -105,8 +108,6 @@ WRONG_TOKENS = [
     msgspec.structs.replace(TOKENS, **change)
     for change in (
         {"ids": [5]},
-        {"ends": [1, 2]},
-        {"ends": [3, 1]},
         {"ids": [-5, 6]},
         {"n_ctx": -5},
         {"eos_id": -1},
@@ -146,7 +147,8 @@ FULL = b'{"code":"slot_full","detail":"full"}'
         (read_lines, [HEAD, line(Accepted()), *[line(TOKEN)] * 21], "garbage"),
         (read_lines, [HEAD, line(Accepted()), chunk(b"[" * 20_000 + b"\n"), END], "garbage"),
         (read_lines, [HEAD, line(Accepted()), chunk(b'{"event":"done","text":"\xff"}\n'), END], "garbage"),
-        (read_lines, [HEAD, line(Accepted()), *[line(Accepted())] * 50_000], "oversize"),
+        (read_lines, [HEAD, line(make_done(["a"] * (21 + MAX_TYPED_TOKENS))), END], "garbage"),
+        (read_lines, [HEAD, *[chunk(b'{"event":"accepted","x":"%s"}\n' % (b"x" * MIB))] * 17], "oversize"),
         (read_lines, [b"HTTP/1.1 200 OK\r\n", b"X: secret\r\n" * 10_000], "broken"),
         (read_lines, [HEAD, b"1;" + b"secret" * 50_000], "broken"),
         (read_lines, [b"SSH-2.0-OpenSSH\r\n"], "broken"),
@@ -386,4 +388,4 @@ def test_the_largest_line_that_a_worker_can_send_is_read(short_path: Path) -> No
     )
     request = GenerateRequest(prompt_ids=[50256] * 1024, echo=True, logprobs=20)
     with worker(short_path, sends(HEAD, line(Accepted()), line(largest), END)) as (client, _):
-        assert list(client.call(request, time.monotonic() + 5, vocab_size=50257).lines()) == [[largest]]
+        assert list(client.call(request, time.monotonic() + 5).lines()) == [[largest]]

@@ -120,23 +120,6 @@ def test_a_slot_whose_workers_die_before_they_are_warm_is_not_expected() -> None
     assert is_expected_after(State(state="draining", pid=4), State(state="down", pid=4), State(state="starting", pid=5))
 
 
-def test_a_slot_set_aside_counts_as_down_unless_its_model_has_no_other() -> None:
-    table = make(max_down_s=0.0)
-    table.update(0, State(state="warm", revision="a"))
-    table.update(1, State(state="warm", revision="b"))
-    assert table.set_aside(0, "It lied.")
-    assert not table.set_aside(0, "It lied again.")
-    assert [[entry.index for entry in entries] for entries in table.groups("small")] == [[1]]
-    assert table.groups("small", "a") == []
-    assert not table.is_expected("small", "a")
-    assert (table.states[0].state, table.states[1].state) == ("down", "warm")
-    table.update(1, State(state="down"))
-    assert [[entry.index for entry in entries] for entries in table.groups("small")] == [[0]]
-    assert table.is_expected("small", "a")
-    assert table.states[0].state == "warm"
-    assert not table.set_aside(99, "")
-
-
 def remote_table() -> SlotTable:
     remote = Remote("https", "gpu.example", "10.0.0.1", 8100)
     return SlotTable([Slot(7, "", "small", "", 0, remote=remote)])

@@ -9,13 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
 import structlog
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError
-from gateway.pool.watcher import RECONNECT_S, FailureTotals, PoolWatcher
+from gateway.pool.watcher import FailureTotals, PoolWatcher
 from shared.errors import NotReady
 from shared.plan import Plan, Slot
 from shared.protocol import PROTOCOL, Accepted, GenerateRequest, SlotState, State
@@ -123,37 +122,6 @@ def test_branches_in_progress_end_with_their_worker_unless_it_drains(
             with pytest.raises(BranchError):
                 branch.result(5)
         release.set()
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        line(State(state="warm", n_ctx=-5)),
-        line(State(state="warm", counters={"restarts": -1})),
-        chunk(b"<html>\n"),
-        chunk(b"x" * 100_000),
-        chunk(msgspec.json.encode(State(state="warm")) + b"\n") * 2000,
-    ],
-    ids=["out of range", "counters out of range", "garbage", "a line without end", "states without end"],
-)
-def test_a_slot_whose_states_cannot_be_true_is_set_aside(short_path: Path, lie: bytes) -> None:
-    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
-    admission = Admission(plan, "auto", 6)
-    sending = threading.Event()
-
-    def answer(connection: socket.socket) -> None:
-        connection.sendall(HEAD + line(State(state="warm")))
-        sending.wait(10)
-        connection.sendall(lie)
-
-    with serving(short_path, answer) as server, structlog.testing.capture_logs() as events:
-        PoolWatcher(plan, admission, ack_s=0.2)
-        assert until(lambda: admission.states()[0].state == "warm")
-        sending.set()
-        assert until(lambda: admission.states()[0].state == "down")
-        time.sleep(10 * RECONNECT_S)
-        assert server.num_connections == 1
-        assert [event["slot"] for event in events if event["event"] == "slot_set_aside"] == [0]
 
 
 def test_requests_that_wait_are_refused_when_no_worker_comes(short_path: Path) -> None:
