@@ -230,8 +230,9 @@ def create_app(
         needs_keys=settings.requires_keys,
         prefix=settings.public_path,
     )
+    key_file = KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None
     keys = ApiKeyCheck(
-        KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None,
+        key_file,
         OPEN_ROUTES,
         OPEN_PAGES,
         app.router.find,
@@ -294,7 +295,8 @@ def create_app(
     }
     if jobs is not None and submitter is not None:
         routes |= {"/jobs": JobsResource(submitter, autocompletion.check), "/jobs/{job_id}": JobResource(jobs)}
-        jobs.start(partial(compute_job, starter, autocompletion))
+        is_revoked = None if key_file is None else key_file.is_revoked
+        jobs.start(partial(compute_job, starter, autocompletion), is_revoked)
     documented = {**routes, "/openapi.json": DocumentResource}
     document = build_document(
         documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys, public_url=public_url

@@ -73,6 +73,7 @@ class KeyFile:
         """
         self._path, self._clock = path, clock
         self._valid: tuple[ApiKey, ...] = ()
+        self._revoked: frozenset[str] = frozenset()
         self._file: int | None = None  # descriptor of the file, kept open so that another file cannot have its inode
         self._close_file: Callable[[], object] = lambda: None
         self._unsettled: tuple[object, float] | None = None  # signature of a file that lacks keys, and since when
@@ -93,6 +94,11 @@ class KeyFile:
                 found = keys[matches.index(True)]
         return found
 
+    def is_revoked(self, key_id: str) -> bool:
+        """Whether the file marks this key as revoked. Of an id that it does not have, nothing is known."""
+        _ = self._files.value
+        return key_id in self._revoked
+
     def _read(self) -> tuple[()]:
         """
         Raises:
@@ -101,8 +107,8 @@ class KeyFile:
         """
         signature = file_signature(self._path)
         content = _read_file(self._path)
-        revoked = {key.id for key in content.keys if key.revoked}
-        self._valid = tuple(key for key in self._valid if key.id not in revoked)
+        self._revoked = frozenset(key.id for key in content.keys if key.revoked)
+        self._valid = tuple(key for key in self._valid if key.id not in self._revoked)
         if content.error is not None:
             os.close(content.file)
             raise content.error

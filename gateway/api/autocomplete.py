@@ -97,7 +97,7 @@ class AutocompleteResource:
             return
         request = parse_autocomplete_request(body)
         self._autocompletion.check(request, caller_of(req))
-        self._submitter.respond(req, resp, request)
+        self._submitter.respond(req, resp, request, body)
         resp.set_header("Preference-Applied", "respond-async")
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:

@@ -13,15 +13,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.api.callers import caller_of
+from gateway.api.job_requests import parse_job, stored_request
 from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
-from gateway.api.schema import (
-    OTHERS_NAMES,
-    AutocompleteRequest,
-    AutocompleteResponse,
-    JobRequest,
-    parse_job_request,
-    parse_others_job_request,
-)
+from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, parse_job_request
 from gateway.generation.request_starter import Caller
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.store import Job, JobState
@@ -39,7 +33,6 @@ from shared.errors import (
     UnknownModel,
     invalid_field,
 )
-from shared.parsing import members_of, replace_lone_surrogates
 
 # Seconds after which a client should ask again for a job that is not final.
 RETRY_AFTER_S = 1
@@ -99,11 +92,17 @@ class JobSubmitter:
         self._prefix = prefix
 
     def respond(
-        self, req: falcon.Request, resp: falcon.Response, request: AutocompleteRequest, warnings: Sequence[str] = ()
+        self,
+        req: falcon.Request,
+        resp: falcon.Response,
+        request: AutocompleteRequest,
+        body: bytes,
+        warnings: Sequence[str] = (),
     ) -> None:
         """
         Args:
             request: checked.
+            body: what the request was parsed from.
             warnings: what of it was ignored.
 
         Raises:
@@ -113,8 +112,8 @@ class JobSubmitter:
         for field, is_set in (("stream", request.stream), ("session", request.session is not None)):
             if is_set:
                 raise invalid_field(field, "cannot be used in a job: its client does not wait; leave it out")
-        body = _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__})
-        job, is_new = self._jobs.queue.submit(req.context.owner, body, _idempotency_key(req))
+        stored = stored_request(request, body)
+        job, is_new = self._jobs.queue.submit(req.context.owner, stored, _idempotency_key(req))
         if is_new:
             self._jobs.wake()
         _render(resp, job, warnings)
@@ -166,15 +165,11 @@ class JobsResource:
             TercetError: as `JobSubmitter.respond`.
         """
         body = req.bounded_stream.read()
-        warnings: list[str] = []
-        if members_of(replace_lone_surrogates(body)).keys() & OTHERS_NAMES:
-            tolerated = parse_others_job_request(body)
-            parsed, warnings, req.context.num_ignored = tolerated.request, tolerated.warnings, tolerated.num_unknown
-        else:
-            parsed = parse_job_request(body)
-        request = AutocompleteRequest(**msgspec.structs.asdict(parsed))
+        parsed = parse_job(body)
+        req.context.num_ignored = parsed.num_unknown
+        request = AutocompleteRequest(**msgspec.structs.asdict(parsed.request))
         self._check(request, caller_of(req))
-        self._submitter.respond(req, resp, request, warnings)
+        self._submitter.respond(req, resp, request, body, parsed.warnings)
 
 
 class JobResource:

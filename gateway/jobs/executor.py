@@ -80,12 +80,14 @@ class JobExecutor:
     def num_running(self) -> int:
         return len(self._running)
 
-    def start(self, compute: Compute) -> None:
+    def start(self, compute: Compute, is_revoked: Callable[[str], bool] | None = None) -> None:
         """
         Args:
             compute: a job's result, JSON. It raises `TercetError`: `REFUSALS` put the job back, others are its outcome.
+            is_revoked: whether the API key with this id was revoked: its jobs are cancelled. None: there are no keys.
         """
         self._compute = compute
+        self._is_revoked = is_revoked
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
         self._thread.start()
 
@@ -164,7 +166,7 @@ class JobExecutor:
     def _lease(self) -> None:
         """Start jobs while there is room for them."""
         while not self._is_stopping and self._may_lease:
-            if len(self._running) >= self._num_threads or (job := self.queue.lease()) is None:
+            if len(self._running) >= self._num_threads or (job := self.queue.lease(self._is_revoked)) is None:
                 return
             running = _RunningJob(job)
             with self._changed:

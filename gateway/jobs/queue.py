@@ -170,10 +170,11 @@ class JobQueue:
 
     # For executors.
 
-    def lease(self) -> Job | None:
+    def lease(self, is_revoked: Callable[[str], bool] | None = None) -> Job | None:
         """Give the job that has been due for longest to the caller, for `LEASE_S`.
 
-        A job whose lease has ended is due again; after `MAX_ATTEMPTS` it fails instead. Where many jobs before it have
+        A job whose lease has ended is due again; after `MAX_ATTEMPTS` it fails instead. A job whose owner's key was
+        revoked is cancelled. Where many jobs before it have
         expired, it returns None after `ERASING_S`, and `num_cleared` has grown: the next call goes on.
         """
         erases_until = time.monotonic() + ERASING_S
@@ -188,6 +189,8 @@ class JobQueue:
                     self._expire(job)
                     if time.monotonic() >= erases_until:
                         return None
+                elif is_revoked is not None and is_revoked(job.owner):
+                    self._end(job, "cancelled")
                 elif job.attempts >= MAX_ATTEMPTS:
                     self._end(job, "failed", error=_ABANDONED.problem())
                 elif self._replace(job, leased := transitions.lease(job, secrets.token_hex(16), now, LEASE_S)):

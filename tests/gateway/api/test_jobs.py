@@ -15,7 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
-from shared.api_keys import new_key
+from shared.api_keys import new_key, revoke_key
 from tests.e2e.harness import until
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.api.test_openapi import validator
@@ -178,6 +178,45 @@ def test_an_idempotency_key_answers_with_the_same_job(api: Api, has_room: thread
         refused = api.post("/jobs", BODY, headers={"Idempotency-Key": key})
         assert refused.status_code == 422
         assert problem(refused)["errors"][0]["field"] == "Idempotency-Key"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/jobs", {"prompt": "He saw", "num_samples": 2, "top_p": None, "temperature": 1, "seed": "7", "user": "u"}),
+        ("/autocomplete", {"seed": 7, "temperature": 1.0, "n": 2, "context": "He saw", "corrections": True}),
+    ],
+)
+def test_a_job_holds_the_fields_that_its_client_sent_and_no_others(
+    api: Api, has_room: threading.Event, tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    has_room.clear()
+    job_id = api.post(path, body, headers={"Prefer": "respond-async"}).json["id"]
+    store = open_store(f"sqlite:{tmp_path}/jobs.sqlite3")
+    job = store.read(job_id)
+    store.close()
+    assert job is not None
+    assert job.request == b'{"context":"He saw","n_samples":2,"temperature":1.0,"seed":7}'
+
+
+def test_queued_jobs_of_a_revoked_key_are_cancelled(
+    make_jobs_api: MakeApi, tmp_path: Path, has_room: threading.Event
+) -> None:
+    """Without being computed; those of other keys are computed."""
+    (key, record), (other, _) = (new_key(tmp_path / "keys", name) for name in ("revoked", "other"))
+    api = make_jobs_api(keys=str(tmp_path / "keys"), key_rate="0")
+    mine, theirs = ({"headers": {"Authorization": f"Bearer {each}"}} for each in (key, other))
+    has_room.clear()
+    ids = [api.post("/jobs", BODY, **mine).json["id"] for _ in range(2)]
+    job_id = api.post("/jobs", BODY, **theirs).json["id"]
+    revoke_key(tmp_path / "keys", record.id)
+    until(lambda: api.request("GET", f"/jobs/{ids[0]}", **mine).status_code == 401, 10, "the key is refused")
+    has_room.set()
+    assert result_of(api, job_id, **theirs)["state"] == "succeeded"
+    store = open_store(f"sqlite:{tmp_path}/jobs.sqlite3")
+    assert [job.state for job in map(store.read, ids) if job is not None] == ["cancelled"] * 2
+    store.close()
+    assert len(api.pool.workers[0].calls) == 3
 
 
 def test_a_running_job_is_cancelled_and_its_branches_end(make_jobs_api: MakeApi) -> None:

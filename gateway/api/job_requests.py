@@ -1,0 +1,45 @@
+"""The body of `POST /jobs`: how it is read, and how a job holds it.
+
+Knows no HTTP server: the function in front of a sleeping instance (deploy/aws/wake) reads requests with it, too.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.api.schema import (
+    JOB_ALIASES,
+    OTHERS_NAMES,
+    AutocompleteRequest,
+    JobRequest,
+    parse_job_request,
+    parse_others_job_request,
+)
+from gateway.api.tolerance import Tolerated
+from shared.parsing import members_of, replace_lone_surrogates
+
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_job(body: bytes) -> Tolerated[JobRequest]:
+    """
+    Raises:
+        InvalidJson, InvalidRequest: the request is wrong. Of a body with another deployment's names, unknown fields are
+            ignored, with warnings.
+    """
+    if members_of(replace_lone_surrogates(body)).keys() & OTHERS_NAMES:
+        return parse_others_job_request(body)
+    return Tolerated(parse_job_request(body), [], 0)
+
+
+def stored_request(request: JobRequest | AutocompleteRequest, body: bytes) -> bytes:
+    """The fields that a client has sent, under their own names, in one order: equal requests are equal bytes.
+
+    Without defaults, which a gateway of another version may not know, a job can be computed by it.
+
+    Args:
+        request: what the body was parsed into.
+    """
+    members = members_of(replace_lone_surrogates(body))
+    sent = {JOB_ALIASES.get(name, name) for name, value in members.items() if bytes(value) != b"null"}
+    return _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__ if name in sent})
