@@ -56,7 +56,7 @@ help-all: help
 	@echo 'make gpu-wheels        gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
 	@echo 'make npm               pack the JavaScript client as an npm package'
 	@echo 'make site              build the documentation as a site with a search, into build/site'
-	@echo 'make vendor            bundle CodeMirror for the editor page, from deploy/vendor'
+	@echo 'make vendor            bundle CodeMirror and copy Swagger UI for the pages, from deploy/vendor'
 	@echo 'make release           check that the version is the same everywhere, and build what is published, into dist/'
 	@echo 'make embedded          train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make setup             set up for serving and developing, run nothing'

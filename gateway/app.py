@@ -27,7 +27,7 @@ from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.error_format import OPENAI_ERRORS, UnknownRoutes
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
 from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import DOCS, INDEX, AssetResource, StaticResource, read_assets, service_worker
+from gateway.api.page import INDEX, AssetResource, StaticResource, docs_page, read_assets, service_worker
 from gateway.api.root import RootResource
 from gateway.api.sagemaker import Dialect, InvocationsResource, JumpStartResponder, PatsnapResponder
 from gateway.api.slots import SlotsResource, wants_page
@@ -286,7 +286,7 @@ def create_app(
         "/slots": SlotsResource(admission, metrics, assets),
         "/metrics": MetricsResource(metrics),
         "/": RootResource(assets[INDEX], tgi),
-        "/docs": AssetResource(assets[DOCS], "The documentation of this API, with a form to try each request"),
+        "/docs": AssetResource(docs_page(assets), "The documentation of this API, with a form to try each request"),
         "/service_worker.js": AssetResource(
             service_worker(assets), "The service worker of the web editor", "The script."
         ),

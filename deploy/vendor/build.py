@@ -1,7 +1,8 @@
-"""Builds what the editor page is served with of CodeMirror: `python -m deploy.vendor.build DIRECTORY`.
+"""Builds what the pages are served with of other projects: `python -m deploy.vendor.build DIRECTORY`.
 
-`npm ci` installs the locked packages into the directory, and esbuild bundles what `codemirror.js` beside this file
-names. The same lock gives the same bytes. The result is committed, so serving needs no npm.
+`npm ci` installs the locked packages into the directory. Of CodeMirror, esbuild bundles what `codemirror.js` beside
+this file names; of Swagger UI, which shows the API's documentation, the files are copied as its maintainers built them.
+The same lock gives the same bytes. The result is committed, so serving needs no npm.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ HERE = Path(__file__).parent
 VENDOR = HERE.parents[1] / "gateway/static/vendor"
 BUNDLE = "codemirror.js"
 LICENSES = "codemirror.LICENSES.txt"
+# Files of the package swagger-ui-dist, by the name under which they are served.
+VIEWER = {
+    "swagger-ui.js": ("swagger-ui-bundle.js",),
+    "swagger-ui.css": ("swagger-ui.css",),
+    "swagger-ui.LICENSES.txt": ("LICENSE", "NOTICE", "swagger-ui-bundle.js.LICENSE.txt"),
+}
 # The oldest browsers that have import maps and what else the page uses.
 TARGET = "chrome120,firefox121,safari17.4"
 
 
 def build(directory: Path) -> dict[str, bytes]:
-    """Build the bundle in `directory`; returns it and the licences of what is in it, by file name.
+    """Build in `directory`; returns the scripts and styles, and the licences of what is in them, by file name.
 
     Raises what `npm` does.
     """
@@ -41,7 +48,10 @@ def build(directory: Path) -> dict[str, bytes]:
         f"{package}\n\n{(directory / 'node_modules' / package / 'LICENSE').read_text('utf-8').strip()}\n"
         for package in packages
     ]
-    return {BUNDLE: (directory / "bundle.js").read_bytes(), LICENSES: "\n\n".join(licenses).encode()}
+    bundle = {BUNDLE: (directory / "bundle.js").read_bytes(), LICENSES: "\n\n".join(licenses).encode()}
+    package = directory / "node_modules/swagger-ui-dist"
+    viewer = {name: b"\n".join((package / part).read_bytes() for part in parts) for name, parts in VIEWER.items()}
+    return bundle | viewer
 
 
 def _package(path: str) -> str:
@@ -51,7 +61,7 @@ def _package(path: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the bundle of CodeMirror that the editor page is served with.")
+    parser = argparse.ArgumentParser(description="Build what the pages are served with of CodeMirror and Swagger UI.")
     parser.add_argument("directory", type=Path, help="for the packages and the tools that make it")
     with exiting_on_failure():
         files = build(parser.parse_args().directory.resolve())

@@ -68,7 +68,6 @@ JOB_HEADERS = (
         "Prefer",
         "header",
         "`respond-async`: the answer is a job, 202, to be read at `/jobs/{job_id}`.",
-        examples=("respond-async",),
     ),
     Parameter(
         "Idempotency-Key",

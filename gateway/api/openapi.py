@@ -258,8 +258,7 @@ def _parameter(parameter: Parameter, schemas: _Schemas) -> Json:
         "description": parameter.description,
         "required": parameter.place == "path",
         "schema": schemas.of(parameter.type),
-        "examples": {str(example): {"value": example} for example in parameter.examples},
-    }
+    } | ({"example": parameter.example} if parameter.example else {})
 
 
 def _responses(declared: _Declared, errors: Iterable[type[TercetError]], schemas: _Schemas) -> Json:

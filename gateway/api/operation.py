@@ -79,13 +79,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the path, the query or the headers. Those of a path are required."""
+    """A parameter of the path, the query or the headers. Those of a path are required.
+
+    Attributes:
+        example: a value that the documentation page sends unless the reader changes it. Empty: none.
+    """
 
     name: str
     place: Literal["path", "query", "header"]
     description: str
     type: Any = str
-    examples: tuple[Any, ...] = ()
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +33,8 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
+# Swagger UI, which shows the API's documentation: 1.9 MB.
+VIEWER = "vendor/swagger-ui"
 # Content from this server only and none inline; no frame around the page, no form submissions.
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # CodeMirror's script makes styles; text_editor.js gives them this nonce, and says why it need not be secret.
@@ -89,6 +91,11 @@ class AssetResource:
         send_asset(self._asset, req, resp)
 
 
+def docs_page(assets: Mapping[str, Asset]) -> Asset:
+    """The page of the API's documentation. The viewer's style has its icons in it, as `data:` URLs."""
+    return replace(assets[DOCS], policy=f"{POLICY}; img-src 'self' data:")
+
+
 def service_worker(assets: Mapping[str, Asset]) -> Asset:
     """The editor's service worker, with the files that it keeps.
 
@@ -97,7 +104,9 @@ def service_worker(assets: Mapping[str, Asset]) -> Asset:
     # Addresses are relative to the page's, which a proxy may serve below a prefix. Pages but the editor are left out:
     # they need the server.
     files = {
-        f"static/{name}": str(asset.etag) for name, asset in assets.items() if not name.endswith((".html", ".txt"))
+        f"static/{name}": str(asset.etag)
+        for name, asset in assets.items()
+        if not name.endswith((".html", ".txt")) and not name.startswith(VIEWER)
     }
     files["./"] = str(assets[INDEX].etag)
     version = _hash("".join(sorted(files.values())).encode())
@@ -115,7 +124,7 @@ class StaticResource:
             tag="Pages",
             summary="A file of the pages, or the client module",
             description="`tercet.js` is the client module that other editors import.",
-            parameters=(Parameter("name", "path", "the file's name", examples=("tercet.js",)),),
+            parameters=(Parameter("name", "path", "the file's name", example="tercet.js"),),
             answers={
                 200: Answer("The file.", dict.fromkeys(CONTENT_TYPES.values(), bytes), HEADERS_OF_FILES),
                 304: NOT_MODIFIED,

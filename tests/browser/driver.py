@@ -65,25 +65,24 @@ class ObservedPage:
 
 
 class DocsPage(ObservedPage):
-    """The documentation page, with one operation open at most."""
+    """The documentation page."""
 
     def __init__(self, page: Page, tercet: Tercet) -> None:
         super().__init__(page, tercet)
-        self.search = page.get_by_role("searchbox", name="Search")
-        self.found = page.locator("#found")
-        self.body = page.get_by_label("Body")
-        self.status = page.locator(".try [role=status]")
-        self.answer = page.get_by_role("region", name="Answer")
+        self.operations = page.locator(".opblock")
 
-    def summary(self, method: str, path: str) -> Locator:
-        """The line of an operation in the list."""
-        return self.page.locator("summary").filter(has_text=re.compile(rf"^{method} {re.escape(path)}(?![/\w])"))
+    def operation(self, method: str, path: str) -> Locator:
+        """An operation in the list."""
+        return self.page.locator(f".opblock-{method.lower()}", has=self.page.locator(f'[data-path="{path}"]'))
 
-    def send(self, status: int) -> str:
-        """Send the open operation's request, wait for this status, and return the answer's body as it is shown."""
-        self.page.get_by_role("button", name="Send").click()
-        expect(self.status).to_contain_text(f"{status} ")
-        return self.answer.text_content() or ""
+    def send(self, operation: Locator, status: int, body: str = "") -> str:
+        """Send the request of an open operation, wait for this status, and return the answer as it is shown."""
+        if body:
+            operation.get_by_role("textbox").and_(operation.locator("textarea")).fill(body)
+        operation.get_by_role("button", name="Execute").click()
+        answer = operation.locator(".live-responses-table tbody")
+        expect(answer.locator(".response-col_status")).to_have_text(str(status))
+        return answer.text_content() or ""
 
 
 class Editor(ObservedPage):
