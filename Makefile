@@ -42,7 +42,7 @@ help:
 	@echo 'make test              set up what is missing, then run the tests (ARGS="-k name" selects); minutes'
 	@echo 'make test-integration  the tests with servers of their own, Chromium, nginx, redis and moto; 20 minutes'
 	@echo 'make test-all          every suite in one go, with one summary; two hours (again continues an interrupted run)'
-	@echo 'make lint              ruff, mypy, import-linter and oxlint, as CI runs them'
+	@echo 'make lint              ruff, mypy, import-linter, oxlint and the limits of size, as CI runs them'
 	@echo 'make format            apply the fixes of ruff and oxlint, and formatting'
 	@echo 'make bench             measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
 	@echo 'make help-all          the other targets, and options'
@@ -137,6 +137,7 @@ lint: $(DEV)
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(VENV)/bin/oxlint
 	@$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES)
+	@$(VENV)/bin/python -m tests.sizes
 
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix

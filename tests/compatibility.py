@@ -27,7 +27,8 @@ PARSERS: Mapping[str, TolerantParser[Any]] = {
     "/generate": parse_tgi_body,
     "/": parse_tgi_body,
 }
-HEAD = """# Compatibility with other servers
+HEAD = """<!-- written by tests.compatibility -->
+# Compatibility with other servers
 
 Written by `python -m tests.compatibility`; do not edit. [CLIENTS.md](CLIENTS.md) has recipes, [API.md](API.md) the
 routes.

@@ -38,6 +38,7 @@ def show_settings(
 def _page() -> str:
     """docs/SETTINGS.md: a table for each group."""
     lines = [
+        "<!-- written by deploy.commands.settings -->",
         "# Settings",
         "",
         "Settings are environment variables. A relative path begins in the directory where `tercet` was started.",
