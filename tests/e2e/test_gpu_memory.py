@@ -9,7 +9,7 @@ import pytest
 
 from shared.masters.run_directory import prepare_run_directory
 from tests.e2e.harness import Tercet, until
-from tests.programs import write_program
+from tests.programs import gpu_row, write_program
 from tests.settings import make_settings
 
 
@@ -18,7 +18,8 @@ def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     """A worker on each of two cards. The first card holds no successor of its worker, the second holds one."""
     base = tmp_path_factory.mktemp("t")
     smi = base / "bin/nvidia-smi"
-    write_program(smi, "echo '0, GPU-a, 1500, small card'; echo '1, GPU-b, 3600, larger card'")
+    small, larger = gpu_row("small card", memory="1500"), gpu_row("larger card", memory="3600", gpu="1, GPU-b")
+    write_program(smi, f"echo '{small}'; echo '{larger}'")
     tercet = Tercet(base, devices="cuda:0,cuda:1", compute="cpu", models="embedded", cpu_threads="1", max_batch="8")
     tercet.environ["PATH"] = f"{smi.parent}:{tercet.environ['PATH']}"
     yield tercet
