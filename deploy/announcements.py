@@ -1,4 +1,4 @@
-"""What `tercet serve` prints: a model's download, how to use the server, and how gateways reach its workers."""
+"""What `tercet serve` prints: of its models, how to use the server, and how gateways reach its workers."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def model_progress(console: Console) -> Iterator[Callable[[str, float], None]]:
             bar.update(task, description=f"{stage} …", completed=share, total=1.0 if share else None)
 
         yield show
+
+
+def print_models(console: Console, plan: Plan) -> None:
+    """Why each model of a plan is this one, and what is to be known of it."""
+    for model in plan.models:
+        if model.note:
+            console.print(model.note, highlight=False, soft_wrap=True)
+        if model.warning:
+            console.print(labelled("Note:", "yellow", model.warning))
 
 
 def print_ready(

@@ -12,7 +12,6 @@ import resource
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,11 +21,13 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.gpus import DEVICE_NODES, check_gpus, has_mps, list_gpus, query_gpus
+from deploy.load.machine import NOT_INSTALLED, versions
 from deploy.planning import count_gpus
-from deploy.terminal import make_console
+from deploy.terminal import json_lines, make_console
 from shared import cpu_features
 from shared.errors import StartError
 from shared.extras import repair_command
+from shared.free_memory import free_bytes
 from shared.gpu_builds import installed_cuda
 from shared.masters.startup import BACKLOG
 from shared.settings import Settings
@@ -94,14 +95,11 @@ def examine(environ: Mapping[str, str], root: Path = Path("/")) -> Report:
 
 def _software() -> Iterator[Finding]:
     yield Finding("software", f"Python {platform.python_version()}, {platform.platform()}")
-    missing = []
-    for package in PACKAGES:
-        try:
-            yield Finding("software", f"{package} {version(package)}")
-        except PackageNotFoundError:
-            missing.append(package)
+    installed = versions()
+    missing = [name for name in PACKAGES if installed[name] == NOT_INSTALLED]
+    yield from (Finding("software", f"{name} {installed[name]}") for name in PACKAGES if name not in missing)
     if missing:
-        fact = f"{', '.join(missing)}: not installed"
+        fact = f"{', '.join(missing)}: {NOT_INSTALLED}"
         yield Finding("software", fact, "problem", "Tercet imports them.", repair_command())
 
 
@@ -126,8 +124,8 @@ def _cpu(root: Path) -> Iterator[Finding]:
             "cpu",
             "logical cores share physical ones",
             "advice",
-            "Two threads of a physical core share its arithmetic units: measure with one thread for each.",
-            f"make bench ARGS='--only request --rounds 3 --set cpu_threads={cores // threads_per_core}'",
+            "Two threads of a physical core share its arithmetic units: measure with one thread for each, too.",
+            "tercet tune",
         )
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and int(quota) < cores * int(period):
@@ -162,13 +160,7 @@ def _load(root: Path) -> Iterator[Finding]:
 
 
 def _memory(root: Path) -> Iterator[Finding]:
-    lines = (line.split() for line in _read(root / "proc/meminfo").splitlines())
-    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
-    available, total = sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
-    limit = _read(root / "sys/fs/cgroup/memory.max")
-    if limit.isdigit() and int(limit) < total:
-        total = int(limit)
-        available = min(available, total - int(_read(root / "sys/fs/cgroup/memory.current") or 0))
+    available, total = free_bytes(root), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fact = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
     why = "A worker may be killed while it loads its model: serve the small checkpoint in small batches."
     command = "TERCET_MODELS=embedded TERCET_MAX_BATCH=12 tercet serve"
@@ -286,7 +278,7 @@ def doctor(
     """
     report = examine(os.environ)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        sys.stdout.buffer.write(json_lines(report))
     else:
         _print(report)
     if not report.can_run:

@@ -24,10 +24,9 @@ import structlog
 from rich.console import Console
 from rich.live import Live
 
-from deploy.announcements import model_progress, print_ready
+from deploy.announcements import model_progress, print_models, print_ready
 from deploy.planning import Downloads, make_plan, remember_served
 from deploy.slot_states import SlotStates, slot_table
-from deploy.terminal import labelled
 from shared.errors import StartError
 from shared.home import START_DIRECTORY, start_directory
 from shared.masters.generations import WORKERS_DIED_EXIT_CODE
@@ -118,9 +117,8 @@ class Supervisor:
         _check_roles(self._settings, self._roles)
         if "gateway" in self._roles:
             check_access(self._settings)
-        was_killed = (
-            prepare_run_directory(self._settings) / "serve.lock"
-        ).exists()  # an instance removes it at its end
+        # An instance removes it at its end.
+        was_killed = (prepare_run_directory(self._settings) / "serve.lock").exists()
         # Orphans become children of this process: it reaps them, and sees when a process group has ended.
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
         with ExitStack() as stack:
@@ -208,11 +206,7 @@ class Supervisor:
     def _prepare(self) -> Plan:
         with model_progress(self._console) as show:
             plan = make_plan(self._settings, self._environ, show, self._downloads)
-        for model in plan.models:
-            if model.note:
-                self._console.print(model.note, highlight=False, soft_wrap=True)
-            if model.warning:
-                self._console.print(labelled("Note:", "yellow", model.warning))
+        print_models(self._console, plan)
         write_plan(plan, self._run_path)
         remember_served(plan, self._settings)
         self._own_files += [PLAN_FILE, PLAN_LOCK_FILE, *(Path(slot.socket).name for slot in plan.slots)]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -31,3 +33,8 @@ def make_console(*, stderr: bool = False, width: int | None = None, record: bool
 def labelled(label: str, style: str, text: str) -> Text:
     """`text` after a label that stands out."""
     return Text.assemble((label, style), " ", text)
+
+
+def json_lines(value: Any) -> bytes:
+    """A value as JSON, indented, with a last line break: for scripts, and for people."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

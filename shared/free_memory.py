@@ -14,14 +14,17 @@ def cache_budget_bytes(num_workers: int = 1) -> int:
     return int(MEMORY_SHARE * free_bytes() / num_workers)
 
 
-def free_bytes() -> int:
+def free_bytes(root: Path = Path("/")) -> int:
     """The memory that is available, on the machine and in this process's cgroup; on macOS half of the machine's.
+
+    Args:
+        root: directory under which /proc and /sys are read.
 
     Raises:
         OSError: if /proc/meminfo does not say.
     """
-    free = [_meminfo_available()]
-    group = Path("/sys/fs/cgroup")
+    free = [_meminfo_available(root / "proc/meminfo")]
+    group = root / "sys/fs/cgroup"
     try:
         limit = int((group / "memory.max").read_text())
         free.append(limit - int((group / "memory.current").read_text()))
@@ -30,8 +33,8 @@ def free_bytes() -> int:
     return max(0, min(free))
 
 
-def _meminfo_available() -> int:
-    if not (meminfo := Path("/proc/meminfo")).exists():
+def _meminfo_available(meminfo: Path) -> int:
+    if not meminfo.exists():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     for line in meminfo.read_text().splitlines():
         name, _, value = line.partition(":")

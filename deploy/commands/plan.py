@@ -6,14 +6,13 @@ import os
 import sys
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 
-from deploy.announcements import progress_line
+from deploy.announcements import print_models, progress_line
 from deploy.gpu_memory import memory_tables
 from deploy.planning import Downloads, make_plan, remember_served
-from deploy.terminal import labelled, make_console
+from deploy.terminal import json_lines, make_console
 from shared.plan import read_current_plan, write_plan
 from shared.settings import Settings
 
@@ -38,7 +37,7 @@ def plan(
         write_plan(found, settings.run_path)
         remember_served(found, settings)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        sys.stdout.buffer.write(json_lines(found))
         return
     table = Table("slot", "device", "model", "checkpoint", "batch", "socket")
     for slot in found.slots:
@@ -51,8 +50,4 @@ def plan(
         if slot.cache_bytes is not None:
             size = f"{slot.cache_bytes / 1e6:,.0f} MB"
             out.print(f"Slot {slot.index}: a KV cache of up to {size}, taken as it is used.", highlight=False)
-    for model in found.models:
-        if model.note:
-            out.print(model.note, highlight=False)
-        if model.warning:
-            out.print(labelled("Note:", "yellow", model.warning))
+    print_models(out, found)

@@ -17,6 +17,7 @@ from deploy.gpus import list_gpus
 from shared import cpu_features
 
 PACKAGES = ("tercet", "torch", "tokenizers", "gunicorn", "falcon", "httpx")
+NOT_INSTALLED = "not installed"
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -88,7 +89,7 @@ def versions(more: Iterable[str] = ()) -> dict[str, str]:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
+            found[package] = NOT_INSTALLED
     return found
 
 

@@ -7,7 +7,6 @@ not what they do.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -66,10 +65,7 @@ def install(directory: Path, manifest: str, wanted: str, *options: str) -> None:
 
 
 def install_tools(directory: Path) -> None:
-    """Install the pinned packages into `directory`/node_modules, unless these versions are there.
-
-    Raises what `npm` does.
-    """
+    """As `install`, of `TOOLS`."""
     manifest = TOOLS.read_text("utf-8")
     install(directory, manifest, manifest)
 
@@ -134,10 +130,8 @@ def exiting_on_failure() -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the npm package of the client module.")
-    parser.add_argument("directory", type=Path, help="for the packed file, and for the tools that make it")
     with exiting_on_failure():
-        sys.stdout.write(f"{build(parser.parse_args().directory.resolve())}\n")
+        sys.stdout.write(f"{build(Path(sys.argv[1]).resolve())}\n")
 
 
 if __name__ == "__main__":

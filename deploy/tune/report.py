@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.load.run import Document, doubts, print_notes
-from deploy.terminal import labelled
+from deploy.terminal import json_lines, labelled
 from deploy.tune.results import Candidate, Figures, Measurement
 from deploy.tune.search import MAX_STABLE_SHARE, Goal
 from deploy.tune.trial import Trial
@@ -86,7 +86,7 @@ def encode_result(result: Result, document: Document, goal: Goal, lines: Sequenc
         "reason": None if chosen is None else chosen.reason,
         "environment": lines,
     }
-    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    return json_lines(found)
 
 
 def notes(plans: Mapping[Candidate, Measurement]) -> list[str]:

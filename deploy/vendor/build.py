@@ -7,7 +7,6 @@ The same lock gives the same bytes. The result is committed, so serving needs no
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -61,10 +60,8 @@ def _package(path: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build what the pages are served with of CodeMirror and Swagger UI.")
-    parser.add_argument("directory", type=Path, help="for the packages and the tools that make it")
     with exiting_on_failure():
-        files = build(parser.parse_args().directory.resolve())
+        files = build(Path(sys.argv[1]).resolve())
     VENDOR.mkdir(exist_ok=True)
     for name, data in files.items():
         (VENDOR / name).write_bytes(data)

@@ -11,7 +11,7 @@ import pytest
 from deploy import doctor
 from deploy.doctor import Finding, examine
 from tests.deploy.test_cli import tercet
-from tests.programs import write_program
+from tests.programs import gpu_row, write_program
 from workers.engine.cpu_kernels import COMPILED
 
 CPUINFO = "model name : Some CPU\nflags : fpu avx2 {flags}\n\n"
@@ -29,6 +29,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sys/devices/system/cpu/cpu0/topology/thread_siblings_list": "0",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
         "sys/fs/cgroup/cpu.max": "max 100000",
+        "sys/fs/cgroup/memory.current": "0",
         "sys/fs/cgroup/memory.max": "max",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
     }
@@ -94,7 +95,7 @@ def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(mach
 def test_several_workers_of_a_gpu_are_advised_to_use_mps(
     machine: Path, monkeypatch: pytest.MonkeyPatch, models: str, has_mps: bool, is_advised: bool
 ) -> None:
-    write_program(machine / "nvidia-smi", "echo '0, GPU-a, NVIDIA H100, 580.65.06, 9.0'")
+    write_program(machine / "nvidia-smi", f"echo '{gpu_row('NVIDIA H100')}'")
     monkeypatch.setattr("deploy.gpus.installed_cuda", lambda: (True, "13.0"))
     if has_mps:
         write(machine, "tmp/nvidia-mps/control", "")

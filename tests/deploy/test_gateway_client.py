@@ -62,35 +62,15 @@ def test_the_key_may_be_in_a_file(settings: Settings, tmp_path: Path) -> None:
         gateway_client(settings, {"TERCET_API_KEY_FILE": str(tmp_path / "none")})
 
 
-def test_it_trusts_no_other_certificate(settings: Settings, tmp_path: Path) -> None:
-    other = Certificate(tmp_path, "other").cert
-    with (
-        gateway_client(make_settings(bind=settings.server.bind, tls_cert=other), {}) as client,
-        pytest.raises(httpx.ConnectError, match="certificate verify failed"),
-    ):
-        client.get("/")
-
-
 def test_the_client_of_a_url_trusts_the_configured_authorities_and_sends_the_key(
     settings: Settings, certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"https://localhost:{settings.server.bind.port}"
-    with (
-        gateway_client(Settings(), {}, url) as client,
-        pytest.raises(httpx.ConnectError, match="certificate verify failed"),
-    ):
-        client.get("/")
     authority = tmp_path / "authority.crt"
     authority.write_bytes(certificate.authority_pem)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     with gateway_client(Settings(), {"TERCET_API_KEY": "tct_key"}, url) as client:
         assert client.get("/").text == "Bearer tct_key"
-    with (
-        # 127.0.0.1 by a name that the certificate does not have.
-        gateway_client(Settings(), {}, url.replace("localhost", "127.1")) as client,
-        pytest.raises(httpx.ConnectError, match="mismatch"),
-    ):
-        client.get("/")
 
 
 def refuse_two(listener: socket.socket) -> None:
