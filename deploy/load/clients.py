@@ -160,6 +160,20 @@ class Exchange(msgspec.Struct, frozen=True):
     def ms(self) -> float:
         return 1e3 * (self.ended_at - self.started_at)
 
+    def reply(self, length: int) -> Reply:
+        """The figures in a response of `POST /autocomplete` to a request for `length` tokens."""
+        if self.status != 200:
+            return Reply(self.status, self.ms)
+        sentences = json.loads(self.answer)["sentences"]
+        return Reply(
+            status=self.status,
+            wall_ms=self.ms,
+            engine_ms=max(found["queue_ms"] + found["prefill_ms"] + found["decode_ms"] for found in sentences),
+            first_text_ms=1e3 * (self.first_text_at - self.started_at) if self.first_text_at else 0.0,
+            num_tokens=sum(length if found["finish_reason"] == "length" else found["tokens"] for found in sentences),
+            cached_tokens=min(found["cached_tokens"] for found in sentences),
+        )
+
 
 class Connection:
     """A persistent connection to the gateway. A request is timed from before its first byte to the response's last."""
@@ -176,9 +190,7 @@ class Connection:
 
     def request(self, body: Body) -> Reply:
         """Send a request and read its figures. After a lost connection the next request opens another."""
-        done = self.exchange(body)
-        first_text_ms = 1e3 * (done.first_text_at - done.started_at) if done.first_text_at else 0.0
-        return read_reply(done.status, done.ms, done.answer, body.get("length", DEFAULT_LENGTH), first_text_ms)
+        return self.exchange(body).reply(body.get("length", DEFAULT_LENGTH))
 
     def exchange(
         self, body: Body, headers: Mapping[str, str] | None = None, *, path: str = "/autocomplete"
@@ -200,18 +212,3 @@ class Connection:
         if first_text_at:  # the last event has the whole answer
             answer = answer.rpartition(b"data: ")[2]
         return Exchange(response.status, answer, started_at, first_text_at, ended_at)
-
-
-def read_reply(status: int, wall_ms: float, answer: bytes, length: int, first_text_ms: float = 0.0) -> Reply:
-    """The figures in a response of `POST /autocomplete` to a request for `length` tokens."""
-    if status != 200:
-        return Reply(status, wall_ms)
-    sentences = json.loads(answer)["sentences"]
-    return Reply(
-        status=status,
-        wall_ms=wall_ms,
-        engine_ms=max(found["queue_ms"] + found["prefill_ms"] + found["decode_ms"] for found in sentences),
-        first_text_ms=first_text_ms,
-        num_tokens=sum(length if found["finish_reason"] == "length" else found["tokens"] for found in sentences),
-        cached_tokens=min(found["cached_tokens"] for found in sentences),
-    )

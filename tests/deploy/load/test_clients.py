@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from deploy.load import clients as clients_module
-from deploy.load.clients import LOOPBACK, Clients, Connection, read_reply
+from deploy.load.clients import LOOPBACK, Clients, Connection, Exchange
 from deploy.load.workload import W
 from gateway.api.schema import AutocompleteResponse, Sentence
 from shared.errors import StartError
@@ -85,10 +85,11 @@ def gateway(bodies: list[dict[str, Any]], delay_s: float = 0.0) -> Iterator[int]
 
 
 def test_a_reply_is_read_from_the_gateways_response() -> None:
-    reply = read_reply(200, 80.0, ANSWER, 21, 19.0)
-    assert (reply.engine_ms, reply.wall_ms, reply.first_text_ms) == (72, 80, 19)
+    reply = Exchange(200, ANSWER, 1.0, 1.019, 1.080).reply(21)
+    assert reply.engine_ms == 72
+    assert (reply.wall_ms, reply.first_text_ms) == pytest.approx((80, 19))
     assert (reply.num_tokens, reply.cached_tokens) == (42, 5)
-    assert read_reply(503, 3.0, b"busy", 20).num_tokens == 0
+    assert Exchange(503, b"busy", 1.0, 0.0, 1.1).reply(20).num_tokens == 0
 
 
 def test_concurrent_clients_send_new_prompts_and_count_every_reply() -> None:
