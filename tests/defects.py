@@ -82,12 +82,12 @@ DEFECTS = [
     ),
     Defect(
         "jobs",
-        "a job with an infinite time limit is accepted, and no gateway can read it",
-        "5c35a92",
-        "deploy/aws/wake/requests.py",
-        "0 < value <= 1e6",
-        "0 < value",
-        "tests/deploy/aws/test_wake.py::test_it_refuses_what_the_gateway_refuses",
+        "a job holds defaults that its client has not sent, and a gateway of an earlier version fails it",
+        "71bc1399",
+        "gateway/api/job_requests.py",
+        " if name in sent",
+        "",
+        "tests/gateway/api/test_jobs.py::test_a_job_holds_the_fields_that_its_client_sent_and_no_others",
     ),
     Defect(
         "jobs",

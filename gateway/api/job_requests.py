@@ -1,4 +1,4 @@
-"""The body of `POST /jobs`: how it is read, and how a job holds it.
+"""What `POST /jobs` takes: how its body is read, and how a job holds it.
 
 Knows no HTTP server: the function in front of a sleeping instance (deploy/aws/wake) reads requests with it, too.
 """
@@ -16,8 +16,10 @@ from gateway.api.schema import (
     parse_others_job_request,
 )
 from gateway.api.tolerance import Tolerated
+from shared.errors import invalid_field
 from shared.parsing import members_of, replace_lone_surrogates
 
+MAX_KEY_CHARS = 255
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,3 +45,14 @@ def stored_request(request: JobRequest | AutocompleteRequest, body: bytes) -> by
     members = members_of(replace_lone_surrogates(body))
     sent = {JOB_ALIASES.get(name, name) for name, value in members.items() if bytes(value) != b"null"}
     return _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__ if name in sent})
+
+
+def check_idempotency_key(key: str | None) -> str | None:
+    """The value of the header `Idempotency-Key`.
+
+    Raises:
+        InvalidRequest: it cannot be used.
+    """
+    if key is not None and (not 0 < len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable())):
+        raise invalid_field("Idempotency-Key", f"must have 1 to {MAX_KEY_CHARS} printable ASCII characters")
+    return key

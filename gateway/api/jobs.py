@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.api.callers import caller_of
-from gateway.api.job_requests import parse_job, stored_request
+from gateway.api.job_requests import check_idempotency_key, parse_job, stored_request
 from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
 from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, parse_job_request
 from gateway.generation.request_starter import Caller
@@ -36,7 +36,6 @@ from shared.errors import (
 
 # Seconds after which a client should ask again for a job that is not final.
 RETRY_AFTER_S = 1
-MAX_KEY_CHARS = 255
 _encode = msgspec.json.Encoder().encode
 CheckRequest = Callable[[AutocompleteRequest, Caller], None]
 
@@ -112,7 +111,8 @@ class JobSubmitter:
             if is_set:
                 raise invalid_field(field, "cannot be used in a job: its client does not wait; leave it out")
         stored = stored_request(request, body)
-        job, is_new = self._jobs.queue.submit(req.context.owner, stored, _idempotency_key(req))
+        key = check_idempotency_key(req.get_header("Idempotency-Key"))
+        job, is_new = self._jobs.queue.submit(req.context.owner, stored, key)
         if is_new:
             self._jobs.wake()
         _render(resp, job, warnings)
@@ -236,12 +236,3 @@ def _render(resp: falcon.Response, job: Job, warnings: Sequence[str] = ()) -> No
     resp.set_header("Cache-Control", "no-store")
     if job.queue == "open":
         resp.set_header("Retry-After", str(RETRY_AFTER_S))
-
-
-def _idempotency_key(req: falcon.Request) -> str | None:
-    key = req.get_header("Idempotency-Key")
-    if key is None:
-        return None
-    if not 0 < len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
-        raise invalid_field("Idempotency-Key", f"must have 1 to {MAX_KEY_CHARS} printable ASCII characters")
-    return key

@@ -4,8 +4,8 @@ A job is an item `job:<id>` with an attribute for each field that is not at its 
 holds the id of the job that was sent with that key. The global index `due` lists jobs by queue and `due_at`. DynamoDB
 updates it shortly after a write, so what it lists is read again, consistently, and leased by a conditional write.
 
-The format is shared with programs that are not a gateway (deploy/aws/wake/jobs.py). `erase_at`, in whole seconds, is
-for a table with time to live: DynamoDB then erases expired jobs also while no gateway runs, each item in its own time.
+`erase_at`, in whole seconds, is for a table with time to live: DynamoDB then erases expired jobs also while no gateway
+runs, each item in its own time.
 """
 
 from __future__ import annotations

@@ -1,59 +1,28 @@
-"""Answers of the function, in the form of an HTTP API (payload 2.0), and errors as problem details (RFC 9457).
-
-The shape of an error and its codes are the gateway's (`shared.errors`).
-"""
+"""Answers of the function, in the form of an HTTP API (payload 2.0)."""
 
 from __future__ import annotations
 
 import json
-import secrets
 import sys
 from typing import Any
+
+from shared.errors import PROBLEM_JSON, TercetError
 
 Answer = dict[str, Any]
 
 
-class Refusal(Exception):
-    """A request that is answered with an error.
-
-    Attributes:
-        detail: what is wrong and what to do.
-        errors: names of fields, with what each must be.
-    """
-
-    def __init__(self, status: int, code: str, title: str, detail: str, errors: dict[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.code = code
-        self.title = title
-        self.detail = detail
-        self.errors = errors or {}
-
-    @property
-    def answer(self) -> Answer:
-        body: dict[str, Any] = {
-            "type": f"urn:tercet:error:{self.code}",
-            "title": self.title,
-            "status": self.status,
-            "code": self.code,
-            "detail": self.detail,
-        }
-        if self.errors:
-            body["errors"] = [{"field": field, "message": message} for field, message in self.errors.items()]
-        headers = {"retry-after": str(1 + secrets.randbelow(3))} if self.status in {429, 503} else {}
-        return json_answer(self.status, body, content_type="application/problem+json", **headers)
+def json_answer(status: int, body: object, **headers: str) -> Answer:
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return _answer(status, text, {"content-type": "application/json", **headers})
 
 
-def invalid(field: str, message: str) -> Refusal:
-    return Refusal(422, "invalid_request", "Invalid request", f"{field} {message}.", {field: message})
+def problem_answer(error: TercetError) -> Answer:
+    headers = {name.lower(): value for name, value in error.headers.items()}
+    return _answer(error.status, error.problem().decode(), {"content-type": PROBLEM_JSON, **headers})
 
 
-def json_answer(status: int, body: object, *, content_type: str = "application/json", **headers: str) -> Answer:
-    return {
-        "statusCode": status,
-        "headers": {"content-type": content_type, "cache-control": "no-store", **headers},
-        "body": json.dumps(body, ensure_ascii=False, separators=(",", ":")) + "\n",
-    }
+def _answer(status: int, body: str, headers: dict[str, str]) -> Answer:
+    return {"statusCode": status, "headers": {"cache-control": "no-store", **headers}, "body": body}
 
 
 def log(event: str, **fields: object) -> None:

@@ -12,18 +12,21 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from deploy.aws.wake.answers import Answer, Refusal, json_answer, log
+from deploy.aws.wake.answers import Answer, json_answer, log, problem_answer
 from deploy.aws.wake.instance import Instance, Wake
-from deploy.aws.wake.jobs import Job, Jobs
-from deploy.aws.wake.requests import canonical_request
+from gateway.api.job_requests import check_idempotency_key, parse_job, stored_request
+from gateway.jobs.dynamodb import DynamoDbStore
+from gateway.jobs.queue import JobQueue
+from gateway.jobs.store import Job
+from shared.errors import JobsUnavailable, NotFound, TercetError, Unauthorized
 
 # Part of the function's time that is kept for the answer.
 MARGIN_S = 1.5
@@ -42,7 +45,7 @@ class SweepFailed(Exception):
 
 class Service:
     def __init__(
-        self, jobs: Jobs, instance: Instance, *, wake_s: float, max_wait_s: float, is_public: bool = False
+        self, jobs: JobQueue, instance: Instance, *, wake_s: float, max_wait_s: float, is_public: bool = False
     ) -> None:
         """
         Args:
@@ -69,17 +72,14 @@ class Service:
                 return self._submit(event, owner, until)
             if route == "GET /jobs/{id}":
                 return self._read(event["pathParameters"]["id"], owner, until)
-            raise Refusal(404, "not_found", "Not found", "Known are POST /jobs and GET /jobs/{id}.")
-        except Refusal as refusal:
-            return refusal.answer
-        except (BotoCoreError, ClientError) as error:
-            log("job_store_failed", reason=_reason(error))
-            return Refusal(
-                503, "jobs_unavailable", "Jobs unavailable", "The job store (DynamoDB) cannot be used. Send it again."
-            ).answer
+            raise NotFound("Known are POST /jobs and GET /jobs/{id}.")
+        except TercetError as error:
+            if isinstance(error, JobsUnavailable):
+                log("job_store_failed", reason=_reason(error))
+            return problem_answer(error)
         except Exception as error:  # noqa: BLE001 - a client gets JSON whatever happens, and the log no prompt
             log("unhandled_exception", reason=type(error).__name__, frames=traceback.format_tb(error.__traceback__))
-            return Refusal(500, "internal_error", "Internal error", "The request failed for an unknown reason.").answer
+            return problem_answer(TercetError("The request failed for an unknown reason."))
 
     def sweep(self, until: float) -> dict[str, object]:
         """Start the instance if a job is open.
@@ -87,7 +87,7 @@ class Service:
         Raises:
             SweepFailed: it could not be started.
         """
-        if not self._jobs.has_open():
+        if not self._jobs.num_open():
             return {"open": False}
         wake = self._instance.wake(until)
         if not wake.is_up:
@@ -99,21 +99,23 @@ class Service:
         raw = base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "surrogatepass")
         headers = event.get("headers", {})
         wait_until = min(until, time.monotonic() + min(_wait_s(headers.get("prefer", "")), self._max_wait_s))
-        job = self._jobs.submit(owner, canonical_request(raw), headers.get("idempotency-key"))
+        key = check_idempotency_key(headers.get("idempotency-key"))
+        parsed = parse_job(raw)
+        job, _ = self._jobs.submit(owner, stored_request(parsed.request, raw), key)
         log("job_queued", job=job.id[:8], bytes=len(raw))
         wake = None
-        if job.is_open:
+        if job.queue == "open":
             wake = self._instance.wake(min(until, max(time.monotonic() + self._wake_s, wait_until)))
-        while job.is_open and time.monotonic() + POLL_S < wait_until:
+        while job.queue == "open" and time.monotonic() + POLL_S < wait_until:
             time.sleep(POLL_S)
             job = self._jobs.find(job.id, owner)
-        return _render(job, wake, 202 if job.is_open else 200)
+        return _render(job, wake, 202 if job.queue == "open" else 200, parsed.warnings)
 
     def _read(self, job_id: str, owner: str, until: float) -> Answer:
         job = self._jobs.find(job_id, owner)
         wake = None
         # Also a running job whose lease has ended: its runner is gone.
-        if job.is_open and time.time() - job.due_at > PATIENCE_S:
+        if job.queue == "open" and time.time() - job.due_at > PATIENCE_S:
             wake = self._instance.wake(min(until, time.monotonic() + self._wake_s))
         return _render(job, wake, 200)
 
@@ -133,12 +135,8 @@ def make_service() -> Service:
 
 
 def _make_service(environ: Mapping[str, str]) -> Service:
-    jobs = Jobs(
-        boto3.client("dynamodb", config=CONFIG),
-        environ["TABLE"],
-        ttl_s=float(environ["JOB_TTL_S"]),
-        max_open=int(environ["JOB_QUEUE"]),
-    )
+    store = DynamoDbStore(environ["TABLE"])
+    jobs = JobQueue(store, ttl_s=float(environ["JOB_TTL_S"]), max_open=int(environ["JOB_QUEUE"]))
     instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
     wake_s, max_wait_s = float(environ["WAKE_S"]), float(environ["MAX_WAIT_S"])
     is_public = environ.get("AUTHORIZATION") == "NONE"
@@ -149,11 +147,11 @@ def _owner(event: dict[str, Any]) -> str:
     """The IAM principal of the request, without the session of an assumed role: a job belongs to it.
 
     Raises:
-        Refusal: the route has no IAM authorizer.
+        Unauthorized: the route has no IAM authorizer.
     """
     identity = event["requestContext"].get("authorizer", {}).get("iam", {}).get("userId") or ""
     if not identity:
-        raise Refusal(401, "unauthorized", "Unauthorized", "Sign the request with AWS credentials (Signature 4).")
+        raise Unauthorized("Sign the request with AWS credentials (Signature 4).")
     return f"aws:{identity.partition(':')[0]}"
 
 
@@ -170,7 +168,7 @@ def _wait_s(prefer: str) -> float:
     return 0.0
 
 
-def _render(job: Job, wake: Wake | None, status: int) -> Answer:
+def _render(job: Job, wake: Wake | None, status: int, warnings: Sequence[str] = ()) -> Answer:
     body: dict[str, object] = {
         "id": job.id,
         "state": job.state,
@@ -179,13 +177,16 @@ def _render(job: Job, wake: Wake | None, status: int) -> Answer:
     }
     body |= {name: at for name in ("started_at", "finished_at") if (at := getattr(job, name)) is not None}
     body |= {name: json.loads(raw) for name in ("result", "error") if (raw := getattr(job, name))}
+    if warnings:
+        body["warnings"] = warnings
     if wake is not None:
         body["instance"] = {"state": wake.state or "unknown"} | ({"error": wake.code} if wake.code else {})
-    headers = {"retry-after": RETRY_AFTER_S if wake is None or wake.is_up else "30"} if job.is_open else {}
+    headers = {"retry-after": RETRY_AFTER_S if wake is None or wake.is_up else "30"} if job.queue == "open" else {}
     if status == 202:
         headers["location"] = f"/jobs/{job.id}"
     return json_answer(status, body, **headers)
 
 
-def _reason(error: BotoCoreError | ClientError) -> str:
-    return str(error.response["Error"]["Code"]) if isinstance(error, ClientError) else type(error).__name__
+def _reason(error: JobsUnavailable) -> str:
+    cause = error.__cause__
+    return str(cause.response["Error"]["Code"]) if isinstance(cause, ClientError) else type(cause or error).__name__

@@ -101,7 +101,7 @@ def wake_stack(cloud: Cloud, directory: Any, **parameters: str) -> Iterator[dict
     """
     s3, stacks = cloud.client("s3"), cloud.client("cloudformation")
     s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-    archive = pack(directory)
+    archive = pack(directory, [])
     s3.put_object(Bucket=BUCKET, Key=archive.name, Body=archive.read_bytes())
     subnet = cloud.client("ec2").describe_subnets()["Subnets"][0]
     given = {
