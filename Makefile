@@ -34,7 +34,7 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench gpu gpu-wheels npm site vendor release embedded lint format setup setup-serve lock audit sbom clean
+.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench docs gpu gpu-wheels npm site vendor release embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,6 +54,7 @@ help-all: help
 	@echo 'make soak              the same, ten times as long'
 	@echo 'make gpu               measure a machine with a GPU, in ten minutes; again continues it (ARGS="--rehearse": without one)'
 	@echo 'make gpu-wheels        gather what a bare machine lacks for tests/bench/gpu/run.sh (Python 3.12, x86_64)'
+	@echo 'make docs              write the pages and tables of docs/ that commands write, from docs/results and the code'
 	@echo 'make npm               pack the JavaScript client as an npm package'
 	@echo 'make site              build the documentation as a site with a search, into build/site'
 	@echo 'make vendor            bundle CodeMirror and copy Swagger UI for the pages, from deploy/vendor'
@@ -107,6 +108,11 @@ bench: $(DEV)
 
 gpu: $(DEV)
 	@exec $(VENV)/bin/python -m tests.bench gpu --out build/gpu $(ARGS) >/dev/null
+
+docs: $(DEV)
+	@$(VENV)/bin/tercet settings --markdown >docs/SETTINGS.md
+	@$(VENV)/bin/python -m tests.compatibility >docs/COMPATIBILITY.md
+	@$(VENV)/bin/python -m tests.documentation.written
 
 npm: $(DEV)
 	@$(VENV)/bin/python -m deploy.npm.build build/npm

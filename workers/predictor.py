@@ -47,7 +47,7 @@ MIN_OTHER_PROBABILITY = 0.01
 GAP_TOKENS = 2
 MIN_GAP_PROBABILITY = 1e-5
 # A word is misspelled if one of its respellings is this much likelier than it, in nats, and as likely as this at all
-# (`make bench BENCH=misspellings`). Those of the fewest tokens are scored: the commonest words.
+# (`make bench BENCH=typist ARGS=--misspellings`). Those of the fewest tokens are scored: the commonest words.
 MIN_RESPELLING_LEAD, MIN_RESPELLING_LOGPROB, MAX_RESPELLINGS = 2.0, -13.0, 12
 
 

@@ -6,12 +6,13 @@ import sys
 
 from deploy.terminal import labelled
 from shared.errors import StartError
-from tests.bench.cli import bench, err
+from tests.bench.cli import err, parser
 
 # A spawned contender imports this module too.
 if __name__ == "__main__":
+    args = parser().parse_args()
     try:
-        bench(prog_name="python -m tests.bench")
+        sys.exit(args.run(args))
     except StartError as error:
         err.print(labelled("bench:", "red", str(error)), highlight=False, soft_wrap=True)
         sys.exit(1)

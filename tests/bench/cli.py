@@ -12,31 +12,30 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, TypeAlias
 
 import msgspec
-import typer
 from rich.console import Console
-from rich.table import Table
 
 from deploy.gpus import list_gpus
 from deploy.load.run import measured_run
 from deploy.load.server import ROOT
 from deploy.lsp.text import trim_suffix
-from deploy.tune.command import MAX_CLIENTS, parse_clients
+from deploy.tune.command import parse_clients
 from shared.errors import StartError
-from tests.bench.gpu.cli import bench_gpu, choose
+from tests.bench import results
+from tests.bench.gpu.cli import add_gpu_options, bench_gpu
 from tests.bench.quality import replay
-from tests.bench.quality.familiarity import familiarity_table, run_familiarity
-from tests.bench.quality.gap import gap_table, run_gaps
+from tests.bench.quality.gap import run_gaps
 from tests.bench.quality.misspellings import MISSPELLED, UNKNOWN, misspellings_row
-from tests.bench.quality.passages import choose_passages
-from tests.bench.quality.predictions import SUITES, choose_places, keytype_rows, predictions_table, stated_rows
-from tests.bench.quality.suggestions import PREDICTIONS, ask, sample_openings, samples_table
+from tests.bench.quality.passages import Passage, choose_passages
+from tests.bench.quality.predictions import SUITES, choose_places, keytype_rows, stated_rows
+from tests.bench.quality.suggestions import PREDICTIONS, ask, sample_openings
 from tests.bench.quality.typist import (
     KINDS,
     PUBLISHED,
@@ -45,27 +44,22 @@ from tests.bench.quality.typist import (
     TypistOptions,
     in_typographic_marks,
     read_kind,
-    savings_table,
-    usage_table,
 )
-from tests.bench.run import BenchDocument, Options, print_reasons, series_table
+from tests.bench.run import BenchDocument, Options, names_of, print_document
 from tests.bench.server import start_server
 from tests.bench.speed import against as other_checkout
-from tests.bench.speed import memory, writer, writer_session
-from tests.bench.speed.cost import CostBench, cost_table
+from tests.bench.speed import memory, writer
+from tests.bench.speed.cost import CostBench
 from tests.bench.speed.engine import EngineBench
-from tests.bench.speed.first_start import measure_starts, starts_table
-from tests.bench.speed.http import LEVELS, HttpBench, levels_table
-from tests.bench.speed.letters import letters_table, run_letters
-from tests.bench.speed.page import PageBench, page_tables
-from tests.bench.speed.rows import TARGETS, rows_table
+from tests.bench.speed.first_start import measure_starts
+from tests.bench.speed.http import LEVELS, HttpBench
+from tests.bench.speed.page import PageBench
+from tests.bench.speed.rows import TARGETS
 from tests.instruction_sets import limits
 from workers.training.corpus import read_books, split_books
 
-bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Tercet, its ceiling and its baselines.")
-bench.command("gpu")(bench_gpu)
 # A file has no width; this is the width of the widest table.
-err = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else 180, highlight=False)
 
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
@@ -73,429 +67,265 @@ QUICK_SENTENCES = 2
 QUICK_KEYS = 40
 # `writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
-PARTS = {
-    "stream": writer.measure_streams,
-    "typing": writer.measure_typing,
-    "crowd": writer.measure_crowds,
-    "distinct": writer.measure_distinct,
-}
 
-Files = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        help="Prose unknown to the model; default: the page that Tercet ships with.", exists=True, dir_okay=False
-    ),
-]
-Corpus = Annotated[
-    Path | None, typer.Option(help="Training corpus, as for `make embedded`: its held-out books are the prose.")
-]
-Models = Annotated[str, typer.Option(help="Model under test, as in TERCET_MODELS.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the first GPU, or the CPU without one.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are over the samples of all rounds.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="One short round, as a functional check; do not quote its figures.")
-]
-Setting = Annotated[
-    list[str] | None, typer.Option("--set", help="Setting of the server under test, like dtype=fp32; repeatable.")
-]
-Fields = Annotated[
-    list[str] | None, typer.Option("--field", help="Field of each request, like temperature=0.8; repeatable.")
-]
-Plot = Annotated[Path | None, typer.Option(help="Also draw the figures, into this image file.", dir_okay=False)]
-ManyModels = Annotated[str, typer.Option(help="Models under test, as in TERCET_MODELS, one after the other.")]
-MinUsefulness = Annotated[float, typer.Option(min=0, help="Keys that a prediction must save to be shown (rule page).")]
-MinProbability = Annotated[float, typer.Option(min=0, max=1, help="Rule page: often 0.3, normal 0.5, seldom 0.7.")]
-Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
-Checkout = Annotated[
-    Path | None,
-    typer.Option(help="Root of another checkout, measured in turns with this one.", exists=True, file_okay=False),
-]
+Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
 
 
-@bench.command("engine")
-def bench_engine(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Rows to measure, repeatable or separated by commas: {', '.join(TARGETS)}."),
-    ] = None,
-    against: Checkout = None,
-    rounds: Rounds = 7,
-    quick: Quick = False,
-    models: Models = "synthetic:small",
-    setting: Setting = None,
-    seed: Seed = 0,
-    plot: Plot = None,
-    instruction_set: Annotated[str | None, typer.Option(help="avx2, avx_vnni or another lower than the CPU's.")] = None,
-) -> None:
-    """Latency and throughput on the CPU, as ratios to baselines (transformers) and ceilings (linear layers).
+def parser() -> ArgumentParser:
+    """The commands and their options."""
+    main = ArgumentParser(prog="python -m tests.bench", description="Measure Tercet, its ceiling and its baselines.")
+    commands = main.add_subparsers(required=True, metavar="COMMAND")
 
-    With --against: latency and throughput of this checkout as ratios to another's.
-    """
-    os.environ.update(limits(instruction_set) if instruction_set else {})
-    if against is not None:
-        comparisons = other_checkout.compare(against.resolve(), QUICK_ROUNDS if quick else rounds, err)
-        err.print(other_checkout.comparison_table(comparisons))
-        _write(comparisons)
-        return
-    names = choose("--only", "row", only, TARGETS)
-    options = _options(models, "cpu", rounds, quick, setting, seed)
-    with _run("engine", options) as result:
-        EngineBench(options, names, err).run(result)
-    result.not_measured |= {row.target.name: row.why_not for row in result.rows if row.why_not}
-    tables = [series_table(list(result.series.values()), result.series.get("gateway"))] if result.series else []
-    _report(result, [*tables, rows_table(result.rows)], plot)
+    engine = _command(commands, "engine", bench_engine, models="synthetic:small", rounds=7)
+    engine.add_argument("--only", type=names_of("row", TARGETS), help=f"rows: {', '.join(TARGETS)}")
+    engine.add_argument("--against", type=Path, help="root of another checkout, measured in turns with this one")
+    engine.add_argument("--instruction-set", help="avx2, avx_vnni or another lower than the CPU's")
+
+    http = _command(commands, "http", bench_http, models="synthetic:small", rounds=3)
+    http.add_argument("--clients", type=parse_clients, default=LEVELS, help="numbers of concurrent clients, by commas")
+
+    cost = _command(commands, "cost", bench_cost, rounds=5)
+    cost.add_argument("--against", type=Path, help="root of another checkout, measured in turns with this one")
+    cost.add_argument("--memory", type=int, help="instead: memory of each process, at rest and after so many requests")
+
+    _command(commands, "start", bench_start)
+
+    writing = _command(commands, "writer", bench_writer)
+    _add_prose(writing)
+    writing.add_argument("--only", type=names_of("part", writer.PARTS), help=f"parts: {', '.join(writer.PARTS)}")
+    writing.add_argument("--writers", type=int, default=8, help="part typing: writers at once, after one alone")
+    writing.add_argument("--keys-per-second", type=float, default=8.0, help="part typing: keys of each writer")
+    writing.add_argument("--context-chars", type=int, default=writer.MIN_CONTEXT_CHARS, help="text at first")
+
+    typist = _command(commands, "typist", bench_typist)
+    _add_prose(typist)
+    typist.add_argument("--openings", action="store_true", help="instead: fifty suggestions for a person to read")
+    typist.add_argument("--stated", type=int, help="instead: what predictions state at so many places of each kind")
+    typist.add_argument("--keytype", type=Path, help="instead: the cases of KeyTypeBench in this folder")
+    typist.add_argument("--misspellings", action="store_true", help="instead: what follows 40 misspelled words")
+    typist.add_argument(
+        "--kind", type=names_of("kind", KINDS), help=f"{', '.join(KINDS)}; novels are FILES or --corpus"
+    )
+    typist.add_argument("--typographic", action="store_true", help="“ ” ‘ ’ — … in place of plain marks")
+    typist.add_argument("--rule", type=names_of("rule", RULES), default=RULES, help=f"rules: {', '.join(RULES)}")
+    typist.add_argument(
+        "--passages", type=int, help="of each file, by default 12, or texts of each kind, by default all"
+    )
+    typist.add_argument("--words", type=int, help="of each passage, by default 100; of a kind's texts, by default all")
+    typist.add_argument("--samples", type=int, default=3, help="suggestions of each request")
+    typist.add_argument("--writers", type=int, default=1, help="at the same time; latencies are longer with several")
+    typist.add_argument("--min-usefulness", type=float, default=1, help="keys that a shown prediction saves")
+    typist.add_argument("--min-probability", type=float, default=0.5, help="often 0.3, normal 0.5, seldom 0.7")
+    typist.add_argument("--context-chars", type=int, help="before the cursor; default: as many as the editor sends")
+    typist.add_argument("--idea-field", action="append", help="as --field, of the requests for ideas")
+
+    gap = _command(commands, "gap", bench_gap)
+    _add_prose(gap)
+    gap.add_argument("--sentences", type=int, default=50, help="of each file; each has gaps of one to six words")
+
+    page = _command(commands, "page", bench_page, rounds=3)
+    _add_prose(page)
+    page.add_argument("--keys", type=int, default=700, help="to type with each eagerness")
+
+    recording = _command(commands, "replay", bench_replay, models="embedded,synthetic:small")
+    recording.add_argument("answers", type=Path, help="file of recorded answers; recorded now if it does not exist")
+    recording.add_argument("--url", help="of a running server, of any version; default: one is started")
+
+    gpu = commands.add_parser("gpu", help=(bench_gpu.__doc__ or "").strip())
+    add_gpu_options(gpu)
+    gpu.set_defaults(run=bench_gpu)
+    return main
 
 
-@bench.command("http")
-def bench_http(
-    clients: Annotated[
-        str, typer.Option(help="Numbers of concurrent closed-loop clients, separated by commas.")
-    ] = ",".join(map(str, LEVELS)),
-    rounds: Rounds = 3,
-    quick: Quick = False,
-    models: Models = "synthetic:small",
-    device: Device = "auto",
-    setting: Setting = None,
-    seed: Seed = 0,
-    plot: Plot = None,
-) -> None:
+def _command(
+    commands: Commands, name: str, run: Callable[[Namespace], object], *, models: str = "embedded", rounds: int = 1
+) -> ArgumentParser:
+    """A command with the options that all have."""
+    summary = (run.__doc__ or "").strip().partition("\n")[0]
+    command = commands.add_parser(name, help=summary, description=summary)
+    add = command.add_argument
+    add("--models", default=models, help="under test, as in TERCET_MODELS; typist: one after the other")
+    add("--device", choices=("auto", "cpu", "cuda"), default="cpu", help="auto: the first GPU, or the CPU without one")
+    add("--rounds", type=int, default=rounds, help="interleaved; medians are over the samples of all rounds")
+    add("--quick", action="store_true", help="one short round, as a functional check")
+    add("--set", action="append", help="setting of the server under test, like dtype=fp32; repeatable")
+    add("--field", action="append", help="field of each request, like temperature=0.8; repeatable")
+    add("--seed", type=int, default=0, help="of the prompts")
+    add("--record", metavar="NAME", help="also write the figures into docs/results/NAME.json")
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_prose(command: ArgumentParser) -> None:
+    command.add_argument("files", type=Path, nargs="*", help="prose unknown to the model; default: a page of Tercet's")
+    command.add_argument("--corpus", type=Path, help="as for `make embedded`: its held-out books are the prose")
+
+
+def bench_engine(args: Namespace) -> None:
+    """Latency and throughput on the CPU, as ratios to baselines (transformers) and ceilings (linear layers)."""
+    os.environ.update(limits(args.instruction_set) if args.instruction_set else {})
+    with _run("engine", args) as (options, result):
+        if args.against is not None:
+            result.rows += other_checkout.compare(args.against.resolve(), options.num_rounds, err)
+        else:
+            EngineBench(options, args.only or [*TARGETS], err).run(result)
+
+
+def bench_http(args: Namespace) -> None:
     """Requests per second, latency percentiles and time to first token of the gateway under closed-loop clients."""
-    options = _options(models, device, rounds, quick, setting, seed)
-    runner = HttpBench(options, parse_clients(clients), err)
-    with _run("http", options) as result:
-        runner.run(result)
-    _report(result, [levels_table(result.rows)], plot)
+    with _run("http", args) as (options, result):
+        HttpBench(options, args.clients, err).run(result)
 
 
-@bench.command("cost")
-def bench_cost(
-    against: Checkout = None,
-    remote: Annotated[
-        bool, typer.Option("--remote", help="Instead: the ways from the gateway to the workers, Unix socket, TCP, TLS.")
-    ] = False,
-    memory_after: Annotated[
-        int | None,
-        typer.Option(
-            "--memory", min=1, help="Instead: memory of each process, at rest and after this number of requests."
-        ),
-    ] = None,
-    rounds: Rounds = 5,
-    quick: Quick = False,
-    models: Models = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
+def bench_cost(args: Namespace) -> None:
     """CPU time of the gateway and of the workers per answer, and answers per second, with one and two slots."""
-    if memory_after is not None:
-        root = ROOT if against is None else against.resolve()
-        rows = memory.measure_memory(models, _settings(setting), memory_after, root, seed)
-        err.print(memory.memory_table(rows, memory_after))
-        _write(rows)
+    other = args.against and args.against.resolve()
+    if args.memory is not None:
+        with _run("cost", args, is_one_worker=False) as (options, result):
+            result.rows = memory.measure_memory(options.models, options.settings, args.memory, other or ROOT, args.seed)
         return
-    options = _options(models, "cpu", rounds, quick, setting, seed)
-    runner = CostBench(options, err, against=None if against is None else against.resolve(), is_remote=remote)
-    with _run("cost", options) as result:
-        runner.run(result)
-    _report(result, [cost_table(result.rows)])
+    with _run("cost", args) as (options, result):
+        CostBench(options, err, other, _fields(args.field)).run(result)
 
 
-@bench.command("writer")
-def bench_writer(
-    files: Files = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Parts to measure, repeatable or separated by commas: {', '.join(PARTS)}."),
-    ] = None,
-    corpus: Corpus = None,
-    writers: Annotated[
-        int, typer.Option(min=1, max=MAX_CLIENTS, help="Part typing: writers at once, after one alone.")
-    ] = 8,
-    keys_per_second: Annotated[float, typer.Option(min=0.1, help="Part typing: keys of each writer.")] = 8.0,
-    context_chars: Annotated[
-        int, typer.Option(min=1, help="Part typing: characters before each writer's first key.")
-    ] = writer_session.MIN_CONTEXT_CHARS,
-    field: Fields = None,
-    quick: Quick = False,
-    models: Models = "embedded",
-    device: Device = "auto",
-    setting: Setting = None,
-) -> None:
-    """Latency for a writer: time to first token, requests at typing speed, three distinct sentences."""
-    names = choose("--only", "part", only, PARTS)
-    options = _options(models, device, 1, quick, setting, 0)
-    writing = writer_session.WriterOptions(
-        fields=_fields(field), num_writers=writers, keys_per_s=keys_per_second, context_chars=context_chars
+def bench_writer(args: Namespace) -> None:
+    """Latency for a writer: time to first token, requests at typing speed, more writers than can be answered."""
+    writing = writer.WriterOptions(
+        fields=_fields(args.field),
+        num_writers=args.writers,
+        keys_per_s=args.keys_per_second,
+        context_chars=args.context_chars,
     )
-    texts = _read_prose(files, corpus)
-    num_chars = context_chars + writer.NUM_KEYS
-    if short := [name for name, text in texts.items() if len(text) < num_chars]:
-        raise typer.BadParameter(f"{short[0]} has fewer than {num_chars} characters", param_hint="--context-chars")
-    parts = [PARTS[name] for name in names]
-    with _run("writer", options) as result:
-        writer_session.run_parts(parts, options, writing, list(texts.values()), result, err)
-    _report(result, writer_session.part_tables(result.rows, writer.PERCENTAGES))
+    texts = _read_prose(args, args.context_chars + writer.NUM_KEYS)
+    with _run("writer", args) as (options, result):
+        writer.run_parts(args.only or [*writer.PARTS], options, writing, list(texts.values()), result, err)
 
 
-@bench.command("typist")
-def bench_typist(
-    files: Files = None,
-    corpus: Corpus = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Kinds of text, repeatable or separated by commas: {', '.join(KINDS)}. "
-            "Novels are passages of FILES or of the corpus; the others come with the benchmark and are typed whole."
-        ),
-    ] = None,
-    typographic: Annotated[
-        bool, typer.Option("--typographic", help="Type the texts with “ ” ‘ ’ — … in place of plain marks.")
-    ] = False,
-    openings: Annotated[
-        bool, typer.Option("--openings", help="Instead: fifty suggestions for everyday openings, for a person to read.")
-    ] = False,
-    rule: Annotated[
-        list[str] | None, typer.Option(help=f"Rules, repeatable or separated by commas: {', '.join(RULES)}.")
-    ] = None,
-    passages: Annotated[
-        int | None,
-        typer.Option(min=2, help="Passages of each file, by default 12, or texts of each kind, by default all."),
-    ] = None,
-    words: Annotated[
-        int | None,
-        typer.Option(min=1, help="Words of each passage, by default 100; of a kind's texts, by default all."),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, max=8, help="Suggestions of each request.")] = 3,
-    writers: Annotated[
-        int, typer.Option(min=1, max=MAX_CLIENTS, help="Writers at the same time; latencies are longer with several.")
-    ] = 1,
-    min_usefulness: MinUsefulness = 1,
-    min_probability: MinProbability = 0.5,
-    context_chars: Annotated[
-        int | None,
-        typer.Option(min=1, help="Characters before the cursor in each request; default: as many as the editor sends."),
-    ] = None,
-    field: Fields = None,
-    idea_field: Annotated[
-        list[str] | None,
-        typer.Option("--idea-field", help="Rule page: NAME=VALUE, as --field, of the requests for ideas; repeatable."),
-    ] = None,
-    quick: Quick = False,
-    models: ManyModels = "embedded",
-    device: Device = "auto",
-    setting: Setting = None,
-    seed: Seed = 0,
-    plot: Plot = None,
-) -> None:
-    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by three rules."""
-    all_options = [_options(model, device, 1, quick, setting, seed) for model in models.split(",")]
-    fields = _fields(field)
-    if openings:
-        options = _options(models, device, 1, quick, setting, seed)
-        with _run("typist", options) as result:
-            sample_openings(options, fields, result, err)
-        _report(result, [samples_table(result.rows)])
-        return
-    typist = TypistOptions(
-        rules=choose("--rule", "rule", rule, RULES),
-        num_samples=samples,
-        num_writers=writers,
-        min_usefulness=min_usefulness,
-        min_probability=min_probability,
-        context_chars=context_chars,
-        fields=fields,
-        idea_fields=_fields(idea_field),
-    )
-    kinds = choose("--kind", "kind", kind, KINDS) if kind else []
-    if "novels" in kinds and not files and corpus is None:
-        raise typer.BadParameter("novels need FILES or --corpus", param_hint="--kind")
-    if quick:
-        passages, words = QUICK_PASSAGES, QUICK_WORDS
-    rng = random.Random(seed)
-    chosen = []
-    if not kinds or "novels" in kinds:
-        books = choose_passages(_read_prose(files, corpus), passages or 12, words or 100, rng)
-        chosen = [replace(passage, file="novels") for passage in books] if kinds else books
-    for folder in (name for name in kinds if name != "novels"):
-        chosen += read_kind(folder, passages, words, rng)
-    if typographic:
-        chosen = [in_typographic_marks(passage) for passage in chosen]
-    with _run("typist", replace(all_options[0], models=models)) as result:
-        for options in all_options:
-            TypistBench(options, typist, chosen, err).run(result)
-        result.notes.append(PUBLISHED)
-    _report(result, [savings_table(result.rows), usage_table(result.rows)], plot)
+def bench_typist(args: Namespace) -> None:
+    """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by two rules."""
+    measure = _measure_savings
+    if args.openings:
+        measure = _sample_openings
+    elif args.stated:
+        measure = _compare_stated
+    elif args.keytype:
+        measure = _run_keytype
+    elif args.misspellings:
+        measure = _run_misspellings
+    models = args.models.split(",")
+    all_options = [_options(replace_namespace(args, models=model)) for model in models]
+    with _run("typist", args, is_one_worker=False) as (_, result):
+        measure(args, all_options, result)
 
 
-@bench.command("gap")
-def bench_gap(
-    files: Files = None,
-    corpus: Corpus = None,
-    sentences: Annotated[
-        int, typer.Option(min=1, help="Sentences of each file; each has a gap of one to six words in turn.")
-    ] = 50,
-    field: Fields = None,
-    quick: Quick = False,
-    models: Models = "embedded",
-    device: Device = "auto",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """Words missing inside a sentence: how often three suggestions have them, with the text after them and without."""
-    options = _options(models, device, 1, quick, setting, seed)
-    texts = _read_prose(files, corpus)
-    with _run("gap", options) as result:
-        run_gaps(options, texts, QUICK_SENTENCES if quick else sentences, _fields(field), result, err)
-    _report(result, [gap_table(result.rows)])
+def _sample_openings(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+    for options in all_options:
+        sample_openings(options, _fields(args.field), result, err)
 
 
-@bench.command("stated")
-def bench_stated(
-    files: Files = None,
-    corpus: Corpus = None,
-    places: Annotated[int, typer.Option(min=2, help="Places of each kind.")] = 600,
-    models: ManyModels = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """What predictions state, in probabilities and keys, against what comes next, in FILES or books and in letters."""
-    rng = random.Random(seed)
+def _compare_stated(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+    rng = random.Random(args.seed)
     letters = [passage.text for passage in read_kind("letters", None, None, rng)]
-    chosen = choose_places([[*_read_prose(files, corpus).values()], letters], places, rng)
+    chosen = choose_places([[*_read_prose(args).values()], letters], args.stated, rng)
     cursors = [(place.text[: place.at], place.after, 0) for place in chosen]
-    all_options = [_options(model, "auto", 1, False, setting, seed) for model in models.split(",")]
-    with _run("stated", replace(all_options[0], models=models)) as result:
-        for options in all_options:
-            result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result, err))
-    _report(result, [predictions_table("What predictions state, and what comes true", result.rows)])
+    for options in all_options:
+        result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result, err))
 
 
-@bench.command("keytype")
-def bench_keytype(
-    folder: Annotated[Path, typer.Argument(help="Folder with core.jsonl and edge.jsonl of KeyTypeBench.")],
-    min_usefulness: MinUsefulness = 1,
-    min_probability: MinProbability = 0.5,
-    models: ManyModels = "embedded",
-    setting: Setting = None,
-) -> None:
-    """Cases of KeyTypeBench: how much of what is shown is right, and where nothing is shown."""
-    files = [folder / f"{suite}.jsonl" for suite in SUITES]
+def _run_keytype(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+    files = [args.keytype / f"{suite}.jsonl" for suite in SUITES]
     if not all(map(Path.exists, files)):
-        raise typer.BadParameter("pass a folder with core.jsonl and edge.jsonl of KeyTypeBench", param_hint="FOLDER")
+        raise StartError(f"--keytype {args.keytype}: pass a folder with core.jsonl and edge.jsonl of KeyTypeBench.")
     cases = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
     contexts = [case["context"] for case in cases]
     cursors = [(context["beforeCursor"], trim_suffix(context["afterCursor"]), 0) for context in contexts]
-    all_options = [_options(model, "auto", 1, False, setting, 0) for model in models.split(",")]
-    with _run("keytype", replace(all_options[0], models=models)) as result:
-        for options in all_options:
-            answers = ask(options, cursors, {**PREDICTIONS, "min_probability": min_probability}, result, err)
-            result.rows += keytype_rows(options.models, cases, answers, min_usefulness)
-    _report(result, [predictions_table("Cases of KeyTypeBench", result.rows)])
+    fields = {**PREDICTIONS, "min_probability": args.min_probability}
+    for options in all_options:
+        answers = ask(options, cursors, fields, result, err)
+        result.rows += keytype_rows(options.models, cases, answers, args.min_usefulness)
 
 
-@bench.command("misspellings")
-def bench_misspellings(models: ManyModels = "embedded", setting: Setting = None) -> None:
-    """After 40 misspelled words nothing or the right word is predicted, after 40 names and rare words something."""
+def _run_misspellings(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
     cursors = [(context, "", 0) for context in [*(context for context, _ in MISSPELLED), *UNKNOWN]]
-    all_options = [_options(model, "auto", 1, False, setting, 0) for model in models.split(",")]
-    with _run("misspellings", replace(all_options[0], models=models)) as result:
-        for options in all_options:
-            answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result, err)
-            result.rows.append(misspellings_row(options.models, answers))
-    _report(result, [predictions_table("Misspelled words, and others that no list has", result.rows)])
+    for options in all_options:
+        answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result, err)
+        result.rows.append(misspellings_row(options.models, answers))
 
 
-@bench.command("familiarity")
-def bench_familiarity(
-    files: Files = None,
-    corpus: Corpus = None,
-    quick: Quick = False,
-    models: Models = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """How well a model knows prose, other languages, other scripts and code, by the score of `familiar_only`."""
-    options = _options(models, "cpu", 1, quick, setting, seed)
-    novels = _read_prose(files, corpus) if files or corpus is not None else {}
-    with _run("familiarity", options) as result:
-        run_familiarity(options, novels, result, err, options.load_settings().server.cache_dir)
-    _report(result, [familiarity_table(result.rows)])
+def _measure_savings(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+    typist = TypistOptions(
+        rules=args.rule,
+        num_samples=args.samples,
+        num_writers=args.writers,
+        min_usefulness=args.min_usefulness,
+        min_probability=args.min_probability,
+        context_chars=args.context_chars,
+        fields=_fields(args.field),
+        idea_fields=_fields(args.idea_field),
+    )
+    passages = _choose_texts(args)
+    for options in all_options:
+        TypistBench(options, typist, passages, err).run(result)
+    result.notes.append(PUBLISHED)
 
 
-@bench.command("page")
-def bench_page(
-    files: Files = None,
-    corpus: Corpus = None,
-    keys: Annotated[int, typer.Option(min=10, help="Keys to type with each eagerness.")] = 700,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in the long document.")] = 3,
-    quick: Quick = False,
-    models: Models = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
+def _choose_texts(args: Namespace) -> list[Passage]:
+    """What is typed."""
+    kinds = args.kind or []
+    if "novels" in kinds and not args.files and args.corpus is None:
+        raise StartError("--kind: novels need FILES or --corpus.")
+    num_passages, num_words = (QUICK_PASSAGES, QUICK_WORDS) if args.quick else (args.passages, args.words)
+    rng = random.Random(args.seed)
+    chosen = []
+    if not kinds or "novels" in kinds:
+        books = choose_passages(_read_prose(args), num_passages or 12, num_words or 100, rng)
+        chosen = [replace(passage, file="novels") for passage in books] if kinds else books
+    for folder in (name for name in kinds if name != "novels"):
+        chosen += read_kind(folder, num_passages, num_words, rng)
+    return [in_typographic_marks(passage) for passage in chosen] if args.typographic else chosen
+
+
+def bench_gap(args: Namespace) -> None:
+    """Words missing inside a sentence: how often three suggestions have them, with the text after them and without."""
+    texts = _read_prose(args)
+    with _run("gap", args) as (options, result):
+        run_gaps(options, texts, QUICK_SENTENCES if args.quick else args.sentences, _fields(args.field), result, err)
+
+
+def bench_page(args: Namespace) -> None:
     """The web editor in Chromium: from a key to the painted suggestion, flicker, and keys in a long document."""
-    options = _options(models, "cpu", rounds, quick, setting, seed)
-    texts = _read_prose(files, corpus)
-    with _run("page", options) as result:
-        PageBench(options, texts, QUICK_KEYS if quick else keys, err).run(result)
-    _report(result, page_tables(result.rows))
+    texts = _read_prose(args)
+    with _run("page", args) as (options, result):
+        PageBench(options, texts, QUICK_KEYS if args.quick else args.keys, err).run(result)
 
 
-@bench.command("letters")
-def bench_letters(
-    letters: Annotated[int, typer.Option(min=1, max=18, help="Letters that come with the benchmark.")] = 3,
-    words: Annotated[int, typer.Option(min=10, help="Words of each.")] = 150,
-    shots: Annotated[Path, typer.Option(help="Directory for screenshots.")] = Path("build/letters"),
-    quick: Quick = False,
-    models: Models = "embedded",
-    setting: Setting = None,
-    seed: Seed = 0,
-) -> None:
-    """Letters typed into the web editor at a human rhythm, by a writer who takes what they were about to write."""
-    options = _options(models, "cpu", 1, quick, setting, seed)
-    if quick:
-        letters, words = 1, QUICK_WORDS
-    chosen = read_kind("letters", letters, words, random.Random(seed))
-    with _run("letters", options) as result:
-        run_letters(options, chosen, shots, result, err)
-    _report(result, [letters_table(result.rows)])
-
-
-@bench.command("start")
-def bench_start() -> None:
+def bench_start(args: Namespace) -> None:
     """From `make serve` to a suggestion, in an installation that has served nothing yet, and once more."""
-    with _run("start", _options("embedded", "cpu", 1, False, None, 0)) as result:
+    with _run("start", args) as (_, result):
         result.model = "default"
         result.rows = measure_starts(err)
-    _report(result, [starts_table(result.rows)])
 
 
-@bench.command("replay")
-def bench_replay(
-    record: Annotated[Path, typer.Argument(help="File of recorded answers; recorded now if it does not exist.")],
-    url: Annotated[
-        str | None, typer.Option(help="Base URL of a running server, of any version; default: start one for this run.")
-    ] = None,
-    models: Models = "embedded,synthetic:small",
-    setting: Setting = None,
-) -> None:
+def bench_replay(args: Namespace) -> int:
     """Answer 200 seeded requests of every kind and compare the answers with a record, byte by byte, times aside."""
     with ExitStack() as stack:
-        base_url = url or stack.enter_context(start_server(err, models, _settings(setting))).url
-        if not record.exists():
-            num_requests = replay.record(base_url, replay.PROSE.read_text(encoding="utf-8"), models.split(","), record)
-            err.print(f"Recorded {num_requests} answers in {record}; run the same command again to compare.")
-            return
-        num_requests, different = replay.differences(base_url, record)
+        url = args.url or stack.enter_context(start_server(err, args.models, _settings(args.set))).url
+        if not args.answers.exists():
+            prose = replay.PROSE.read_text(encoding="utf-8")
+            num_requests = replay.record(url, prose, args.models.split(","), args.answers)
+            err.print(f"Recorded {num_requests} answers in {args.answers}; run the same command again to compare.")
+            return 0
+        num_requests, different = replay.differences(url, args.answers)
     for line in different:
-        err.print(line, highlight=False, soft_wrap=True, markup=False)
+        err.print(line, soft_wrap=True, markup=False)
     _write({"requests": num_requests, "different": len(different)})
-    if different:
-        raise typer.Exit(1)
+    return 1 if different else 0
 
 
 @contextmanager
-def _run(name: str, options: Options) -> Iterator[BenchDocument]:
-    """A run. SIGTERM ends it like Ctrl-C: what it started is stopped."""
+def _run(name: str, args: Namespace, *, is_one_worker: bool = True) -> Iterator[tuple[Options, BenchDocument]]:
+    """A run, reported at its end. SIGTERM ends it like Ctrl-C: what it started is stopped."""
+    options = _options(args, is_one_worker=is_one_worker)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     document = BenchDocument(
         bench=name,
@@ -506,17 +336,10 @@ def _run(name: str, options: Options) -> Iterator[BenchDocument]:
         workload=msgspec.to_builtins(options.workload),
     )
     with measured_run(document, err):
-        yield document
-
-
-def _report(document: BenchDocument, tables: Sequence[Table], plot: Path | None = None) -> None:
-    for table in tables:
-        err.print(table)
-    print_reasons(err, document)
-    if plot is not None:
-        from tests.bench.plot import save_plot  # imports Pillow, which a bare machine with a GPU lacks
-
-        save_plot(document, plot)
+        yield options, document
+    print_document(err, document)
+    if args.record:
+        results.record(args.record, document, document.rows)
     _write(document)
 
 
@@ -527,24 +350,30 @@ def _write(result: object) -> None:
     sys.stdout.buffer.flush()
 
 
-def _options(models: str, device: str, rounds: int, quick: bool, settings: Sequence[str] | None, seed: int) -> Options:
+def replace_namespace(args: Namespace, **changes: Any) -> Namespace:
+    return Namespace(**{**vars(args), **changes})
+
+
+def _options(args: Namespace, *, is_one_worker: bool = True) -> Options:
     """
     Raises:
         StartError: a setting is invalid, or there is no GPU.
     """
+    device = args.device
     if device == "auto":
         device = "cuda" if list_gpus() else "cpu"
     elif device == "cuda" and not list_gpus():
         raise StartError("--device cuda: this machine has no GPU (nvidia-smi lists none).")
     options = Options(
-        models=models,
+        models=args.models,
         device=device,
-        num_rounds=QUICK_ROUNDS if quick else rounds,
-        is_quick=quick,
-        seed=seed,
-        settings=_settings(settings),
+        num_rounds=QUICK_ROUNDS if args.quick else args.rounds,
+        is_quick=args.quick,
+        seed=args.seed,
+        settings=_settings(args.set),
     )
-    options.load_settings()
+    if is_one_worker:
+        options.load_settings()
     return options
 
 
@@ -566,12 +395,16 @@ def _fields(entries: Sequence[str] | None) -> dict[str, object]:
     return found
 
 
-def _read_prose(files: Sequence[Path] | None, corpus: Path | None) -> dict[str, str]:
-    """File name → text, of the files, or of the corpus's held-out books, or of the page that Tercet ships with."""
-    if corpus is not None and not files:
-        _, books = split_books(read_books(corpus))
+def _read_prose(args: Namespace, min_chars: int = MIN_TEXT_CHARS) -> dict[str, str]:
+    """File name → text, of the files, or of the corpus's held-out books, or of the page that Tercet ships with.
+
+    Raises:
+        StartError: a text is too short.
+    """
+    if args.corpus is not None and not args.files:
+        _, books = split_books(read_books(args.corpus))
         return {book.title: f"{book.author} - {book.title}\n\n{book.text}" for book in books}
-    texts = {path.name: path.read_text(encoding="utf-8") for path in files or [replay.PROSE]}
-    if short := [name for name, text in texts.items() if len(text) < MIN_TEXT_CHARS]:
-        raise typer.BadParameter(f"{short[0]} has fewer than {MIN_TEXT_CHARS} characters", param_hint="FILES")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in args.files or [replay.PROSE]}
+    if short := [name for name, text in texts.items() if len(text) < max(min_chars, MIN_TEXT_CHARS)]:
+        raise StartError(f"{short[0]} has fewer than {max(min_chars, MIN_TEXT_CHARS)} characters.")
     return texts

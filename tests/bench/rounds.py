@@ -13,6 +13,7 @@ from rich.console import Console
 from deploy.load.clients import Reply
 from deploy.load.run import progress
 from shared.errors import StartError
+from tests.bench.results import Row
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -35,6 +36,17 @@ class Series(msgspec.Struct, frozen=True):
             max=round(max(samples), 3),
             samples=[round(sample, 3) for sample in samples],
         )
+
+    @property
+    def row(self) -> Row:
+        return {
+            "series": self.label,
+            "median": self.median,
+            "min": self.min,
+            "max": self.max,
+            "unit": self.unit,
+            "n": len(self.samples),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,17 @@ def interleave(contenders: Sequence[Contender], num_rounds: int, console: Consol
 def percentile(samples: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 1) of the samples lie, linearly interpolated (type 7 of Hyndman and Fan)."""
     return float(np.percentile(samples, 100 * share))
+
+
+def latencies(samples_ms: Sequence[float]) -> Row:
+    """Percentiles and the number of samples, by heading."""
+    shares = {"p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99, "max ms": 1.0}
+    return {**{name: round(percentile(samples_ms, share), 3) for name, share in shares.items()}, "n": len(samples_ms)}
+
+
+def percent(part: float, whole: float) -> float | None:
+    """A share in percent."""
+    return round(100 * part / whole, 3) if whole else None
 
 
 def _first_line(error: StartError) -> str:

@@ -1,25 +1,25 @@
-"""The options of a benchmark, validated once and passed down, and its output.
+"""The options of a benchmark, validated once and passed down, and the document of its run.
 
-Tables and reasons go to standard error, one JSON document last to standard output. Does not know which benchmarks
-exist.
+Does not know which benchmarks exist.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from deploy.load.run import Document, print_notes
 from deploy.load.workload import W, Workload
 from deploy.terminal import labelled
 from shared.errors import StartError
 from shared.settings import Settings
+from tests.bench.results import Row, tables
 from tests.bench.rounds import Series
 from workers.checkpoints.resolve import Checkpoint, resolve
 
@@ -73,12 +73,14 @@ class BenchDocument(Document, kw_only=True):
 
     ceiling: dict[str, Any] = msgspec.field(default_factory=dict)
     series: dict[str, Series] = msgspec.field(default_factory=dict)
-    rows: list[Any] = msgspec.field(default_factory=list)
+    rows: list[Row] = msgspec.field(default_factory=list)
     not_measured: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def print_reasons(console: Console, document: BenchDocument) -> None:
-    """What was not measured and why, the notes, and how far the figures can be trusted."""
+def print_document(console: Console, document: BenchDocument) -> None:
+    """The figures, what was not measured and why, the notes, and how far the figures can be trusted."""
+    for found in (*tables([series.row for series in document.series.values()]), *tables(document.rows)):
+        console.print(found)
     reasons = document.not_measured
     for why in dict.fromkeys(reasons.values()):
         names = ", ".join(name for name, reason in reasons.items() if reason == why)
@@ -86,31 +88,13 @@ def print_reasons(console: Console, document: BenchDocument) -> None:
     print_notes(console, document)
 
 
-def format_number(value: float | None) -> str:
-    """Three significant digits; empty for None."""
-    if value is None:
-        return ""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+def names_of(noun: str, names: Collection[str]) -> Callable[[str], list[str]]:
+    """What an option reads that lists some of these names, separated by commas: those, in the order of `names`."""
 
+    def read(text: str) -> list[str]:
+        chosen = {name for name in text.split(",") if name}
+        if unknown := chosen.difference(names):
+            raise ArgumentTypeError(f"{min(unknown)} is not a {noun}; use {', '.join(names)}")
+        return [name for name in names if name in chosen]
 
-def series_table(all_series: Sequence[Series], reference: Series | None) -> Table:
-    """Median and spread of each series; with a reference, its ratio to the reference's median."""
-    table = Table("series", "median", "min", "max", "n", title="Measured")
-    if reference is not None:
-        table.add_column(f"÷ {reference.label}")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for series in all_series:
-        values = [
-            f"{format_number(series.median)} {series.unit}",
-            format_number(series.min),
-            format_number(series.max),
-            str(len(series.samples)),
-        ]
-        if reference is not None:
-            is_same_unit = series.unit == reference.unit
-            values.append(f"{format_number(series.median / reference.median)}×" if is_same_unit else "")
-        table.add_row(series.label, *values)
-    return table
+    return read

@@ -29,7 +29,7 @@ MAX_FILLS = 10
 NOTHING_MISSING = math.log(0.3)
 MIN_REST = 1e-3  # what the candidates leave, at least
 # How much less likely the text after the gap is after other fills than after the best candidate, in nats. With 0, words
-# of fills are right twice as often as stated; with 2, too seldom (`make bench BENCH=stated`).
+# of fills are right twice as often as stated; with 2, too seldom (`make bench BENCH=typist ARGS="--stated 600"`).
 OTHERS_EVIDENCE = -1.5
 _FIRST_WORD = re.compile(r"\W*\w*")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-import typer
 from rich.console import Console
 
 from deploy.gpus import list_gpus
@@ -20,45 +19,37 @@ from tests.bench.gpu import summary
 from tests.bench.gpu.context import Context
 from tests.bench.gpu.record import StageResult
 from tests.bench.gpu.stages import STAGES, run_stages, stored
+from tests.bench.run import names_of
 
 err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
 
 
-def bench_gpu(
-    out: Annotated[Path, typer.Option(help="Directory of the results; a run continues what it finds there.")] = Path(
-        "build/gpu"
-    ),
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Stages, repeatable or separated by commas: {', '.join(STAGES)}."),
-    ] = None,
-    part: Annotated[
-        Literal["A", "B"] | None, typer.Option(help="Half of the stages. Each ends within ten minutes.")
-    ] = None,
-    budget_s: Annotated[float, typer.Option(min=1, help="Time for all stages, in seconds.")] = 560,
-    collect: Annotated[
-        Path | None, typer.Option(help="After each stage copy summary and archive to this directory.")
-    ] = None,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Without a GPU: run all stages, small; the figures mean nothing.")
-    ] = False,
-) -> None:
+def add_gpu_options(command: ArgumentParser) -> None:
+    add = command.add_argument
+    add("--out", type=Path, default=Path("build/gpu"), help="directory of results; a run continues what it finds there")
+    add("--only", type=names_of("stage", STAGES), default=[*STAGES], help=f"stages: {', '.join(STAGES)}")
+    add("--part", choices=("A", "B"), help="half of the stages; each ends within ten minutes")
+    add("--budget-s", type=float, default=560, help="time for all stages, in seconds")
+    add("--collect", type=Path, help="after each stage copy summary and archive to this directory")
+    add("--rehearse", action="store_true", help="without a GPU: all stages, small; the figures mean nothing")
+
+
+def bench_gpu(args: Namespace) -> int:
     """Everything that is worth measuring on a machine with a GPU, in stages that can be cut off and continued."""
-    stages = [STAGES[name] for name in choose("--only", "stage", only, STAGES)]
-    stages = [stage for stage in stages if part in (None, stage.part)]
+    stages = [stage for name in args.only if (stage := STAGES[name]).part == (args.part or stage.part)]
     gpus = [gpu.name for gpu in list_gpus()]
-    if not gpus and not rehearse:
+    if not gpus and not args.rehearse:
         raise StartError("This machine has no GPU (nvidia-smi lists none): --rehearse runs all stages without one.")
-    if rehearse:  # threads that spin for each other take a shared machine's time
+    if args.rehearse:  # threads that spin for each other take a shared machine's time
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = (Context.rehearsal if rehearse else Context)(out=out.resolve())
+    context = (Context.rehearsal if args.rehearse else Context)(out=args.out.resolve())
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     err.print(f"{', '.join(gpus) or 'No GPU: a rehearsal'}; results in {context.out}", soft_wrap=True)
 
     def write_summary() -> tuple[dict[str, Any], list[Path]]:
         results = {stage.name: result for stage in stages if (result := stored(context, stage.name)) is not None}
         found = summary.document(results, stages, machine.command_line())
-        return found, summary.collect(context.out, found, collect)
+        return found, summary.collect(context.out, found, args.collect)
 
     def report(result: StageResult) -> None:
         counts = f"{len(result.rows)} rows, {len(result.errors)} errors, {len(result.skipped)} left out"
@@ -67,19 +58,10 @@ def bench_gpu(
         write_summary()
 
     try:
-        run_stages(context, stages, budget_s, report)
+        run_stages(context, stages, args.budget_s, report)
     finally:
         found, files = write_summary()
         err.print(summary.page(found), str(files[0]), soft_wrap=True, markup=False)
     sys.stdout.buffer.write(msgspec.json.encode(found, enc_hook=str) + b"\n")
     results = [result for result in found["stages"].values() if result]
-    if any(result["state"] in {"failed", "timed out"} or result["errors"] for result in results):
-        raise typer.Exit(1)
-
-
-def choose(option: str, noun: str, entries: Sequence[str] | None, names: Collection[str]) -> list[str]:
-    """The names that the entries list, in the order of `names`; all names if there are no entries."""
-    chosen = {name for entry in entries or [] for name in entry.split(",") if name}
-    if unknown := chosen.difference(names):
-        raise typer.BadParameter(f"{min(unknown)} is not a {noun}; use {', '.join(names)}", param_hint=option)
-    return [name for name in names if not chosen or name in chosen]
+    return int(any(result["state"] in {"failed", "timed out"} or result["errors"] for result in results))

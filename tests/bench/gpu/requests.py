@@ -43,7 +43,7 @@ def run(context: Context, record: Recorder) -> None:
 
 
 def run_compiled(context: Context, record: Recorder) -> None:
-    for baseline in ("static", "b-bf16", "continuous"):
+    for baseline in ("static", "b-bf16"):
         record.measure(f"gateway and {baseline}", partial(compare, context, baseline))
 
 

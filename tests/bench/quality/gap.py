@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from tests.bench.quality.keystrokes import Answer
 from tests.bench.quality.suggestions import SEEDS_APART, ask
 from tests.bench.quality.typist import describe_latencies
+from tests.bench.results import Row
+from tests.bench.rounds import percent
 from tests.bench.run import BenchDocument, Options
 
 MAX_GAP_WORDS = 6
@@ -28,20 +29,6 @@ MIN_WORDS_AROUND = 2
 NUM_AFTER_CHARS = 200
 _SENTENCE = re.compile(r"(?<=[.!?]\s)[A-Z](?:[^.!?\n]|\n(?!\n))+[.!?]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
-
-
-class GapRow(msgspec.Struct, frozen=True):
-    """Gaps of one length: shares with the missing words, and with the first of them, among three suggestions.
-
-    A suggestion that only begins with the missing words is no exact match; without the text after the gap it is counted
-    as one: the writer would delete the rest of it.
-    """
-
-    num_words: int  # 0: gaps of all lengths
-    has_suffix: bool
-    num_gaps: int
-    exact: float
-    first_word: float
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -105,25 +92,20 @@ def run_gaps(
         document.notes.append(f"{'With' if has_suffix else 'Without'} the text after the gap: {latencies}")
 
 
-def gap_table(rows: Sequence[GapRow]) -> Table:
-    table = Table("words", "gaps", title="Gaps that one of three suggestions fills")
-    for heading in ("exact", "exact, with suffix", "first word", "first word, with suffix"):
-        table.add_column(heading, justify="right")
-    for without, with_suffix in zip(rows[::2], rows[1::2], strict=True):
-        shares = (without.exact, with_suffix.exact, without.first_word, with_suffix.first_word)
-        table.add_row(str(without.num_words or "all"), str(without.num_gaps), *(f"{share:.1%}" for share in shares))
-    return table
+def _rows(gaps: Sequence[Gap], answers: Mapping[bool, Sequence[Answer]]) -> Iterator[Row]:
+    """Gaps of one length, then of all: shares with the missing words among the suggestions, and with the first of them.
 
-
-def _rows(gaps: Sequence[Gap], answers: Mapping[bool, Sequence[Answer]]) -> Iterator[GapRow]:
-    for num_words in (*range(1, MAX_GAP_WORDS + 1), 0):
+    A suggestion that only begins with the missing words is no exact match; without the text after the gap it is counted
+    as one: the writer would delete the rest of it.
+    """
+    for num_words in (*range(1, MAX_GAP_WORDS + 1), "all"):
+        chosen = [index for index, gap in enumerate(gaps) if num_words in ("all", gap.num_words)]
+        row: Row = {"words": num_words, "gaps": len(chosen)}
         for has_suffix, own in answers.items():
-            pairs = zip(gaps, own, strict=True)
-            found = [
-                _match(answer, gap, is_whole=has_suffix) for gap, answer in pairs if num_words in (0, gap.num_words)
-            ]
-            shares = [round(sum(column) / len(found), 4) for column in zip(*found, strict=True)] or [0.0, 0.0]
-            yield GapRow(num_words, has_suffix, len(found), *shares)
+            found = [_match(own[index], gaps[index], is_whole=has_suffix) for index in chosen]
+            for of, column in zip(("exact", "first word"), zip(*found, strict=True), strict=False):
+                row[f"{of}{', with suffix' * has_suffix}, %"] = percent(sum(column), len(found))
+        yield row
 
 
 def _match(answer: Answer, gap: Gap, *, is_whole: bool) -> tuple[bool, bool]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import msgspec
-
-from tests.bench.rounds import percentile
+from tests.bench.results import Row
+from tests.bench.rounds import percent, percentile
 
 NUM_RESAMPLES = 2000
 
@@ -61,36 +60,33 @@ class Usage:
         return Usage(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-class SavingsRow(msgspec.Struct, kw_only=True, frozen=True):
-    """One rule: keystroke savings with a 95 % confidence interval, and what the writer did with the suggestions."""
+def savings(usages: Sequence[Usage]) -> str:
+    """Keystroke savings in percent, with a 95 % confidence interval.
 
-    file: str  # or "all", or a kind of text
-    rule: str
-    model: str
-    dtype: str  # that the model was served in
-    num_suggestions: int
-    share: float
-    low: float
-    high: float
-    usage: Usage
-
-
-def savings_row(usages: Sequence[Usage], **key: Any) -> SavingsRow:
-    """
     Args:
         usages: one for each passage.
-        key: the row's other fields.
     """
     counts = [(usage.num_keys, usage.num_characters) for usage in usages]
     rng = random.Random(0)
     resampled = [_savings(rng.choices(counts, k=len(counts))) for _ in range(NUM_RESAMPLES)]
-    return SavingsRow(
-        **key,
-        share=round(_savings(counts), 4),
-        low=round(percentile(resampled, 0.025), 4),
-        high=round(percentile(resampled, 0.975), 4),
-        usage=sum(usages, Usage()),
-    )
+    low, high = (100 * percentile(resampled, share) for share in (0.025, 0.975))
+    return f"{100 * _savings(counts):.1f} ({low:.1f}–{high:.1f})"
+
+
+def usage_row(use: Usage) -> Row:
+    """How the suggestions were used, in percent but for the words."""
+    return {
+        "shown at": percent(use.num_moments_shown, use.num_moments),
+        "right when shown": percent(use.num_moments_right, use.num_moments_shown),
+        "accepted": percent(use.num_accepted, use.num_moments_shown),
+        "characters accepted": percent(use.num_accepted_characters, use.num_characters),
+        "and kept": percent(use.num_kept_characters, use.num_characters),
+        "words per acceptance": use.num_accepted_words / max(1, use.num_accepted),
+        "flicker": percent(use.num_replaced, use.num_holding),
+        "changed": percent(use.num_changed, use.num_moments),
+        "shown at pauses": percent(use.num_pauses_shown, use.num_pauses),
+        "taken there": percent(use.num_pauses_taken, use.num_pauses_shown),
+    }
 
 
 def _savings(counts: Sequence[tuple[int, int]]) -> float:

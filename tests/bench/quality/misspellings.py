@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.bench.quality.keystrokes import Answer
+from tests.bench.results import Row
 
 # Common misspellings, typed until no word begins like them, and the right word.
 _MISSPELLED = """There is room enough to accomo|accommodate; It is all that she had hoped to achei|achieve; The dog
@@ -38,7 +39,7 @@ MISSPELLED = [tuple(each.split("|")) for each in _MISSPELLED.replace("\n", " ").
 UNKNOWN = _UNKNOWN.replace("\n", " ").split("; ")
 
 
-def misspellings_row(model: str, answers: Sequence[Answer]) -> dict[str, str | int]:
+def misspellings_row(model: str, answers: Sequence[Answer]) -> Row:
     """Of the answers after all of MISSPELLED, then of UNKNOWN."""
     found = [answer.suggestions for answer in answers]
     return {

@@ -11,18 +11,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, count, starmap, takewhile
 from statistics import fmean
-from typing import Any, NamedTuple, TypeAlias
-
-from rich.table import Table
+from typing import Any, NamedTuple
 
 from tests.bench.quality.gap import choose_gaps
 from tests.bench.quality.keystrokes import Answer
 from tests.bench.quality.writers import comes_next, is_inside_word
+from tests.bench.results import Row
 
 SUITES = ("core", "edge")
 SILENCE = 0.3  # KeyTypeBench's utility of showing nothing where something should be shown
-
-Row: TypeAlias = dict[str, str | int | float]  # by heading
 
 
 class Place(NamedTuple):
@@ -70,7 +67,7 @@ def stated_rows(model: str, places: Sequence[Place], answers: Sequence[Answer]) 
     for (kind, of), own in sorted(cases.items()):
         stated, true = map(fmean, zip(*own, strict=True))
         row: Row = {"model": model, "place": kind, "of": of, "cases": len(own), "stated": stated, "true": true}
-        yield row | {"true - stated": true - stated, "stated ÷ true": stated / (true or 1), "30 cases": len(own) >= 30}
+        yield row | {"true − stated": true - stated, "stated ÷ true": stated / (true or 1)}
 
 
 def keytype_rows(model: str, cases: Sequence[Any], answers: Sequence[Answer], min_useful: float) -> Iterator[Row]:
@@ -102,10 +99,3 @@ def is_acceptable(shown: str, acceptable: Sequence[str]) -> bool:
     """Whether what is shown begins with an acceptable text, or is its beginning and ends with a word."""
     text, *others = (" ".join(each.split()) for each in (shown, *acceptable))
     return any(text and (text.startswith(other) or comes_next(text, other, 0)) for other in others)
-
-
-def predictions_table(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-    return table

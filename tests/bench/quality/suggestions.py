@@ -13,10 +13,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from deploy.load.run import progress
 from deploy.load.server import ROOT
@@ -111,13 +108,6 @@ def ask(
     return answers
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """An opening and its suggestions, best first."""
-
-    opening: str
-    suggestions: tuple[str, ...]
-
-
 def sample_openings(options: Options, fields: Mapping[str, Any], document: BenchDocument, console: Console) -> None:
     """Fill the document.
 
@@ -130,14 +120,9 @@ def sample_openings(options: Options, fields: Mapping[str, Any], document: Bench
     openings = OPENINGS.read_text(encoding="utf-8").splitlines()
     cursors = [(opening, "", SEEDS_APART * number) for number, opening in enumerate(openings)]
     answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document, console)
-    document.rows = [Sample(*each) for each in zip(openings, (answer.suggestions for answer in answers), strict=True)]
-
-
-def samples_table(rows: Sequence[Sample]) -> Table:
-    table = Table("opening", "suggestions", title="What the editor would show", show_lines=True)
-    for row in rows:
-        # `Text`, because a model may write square brackets, which rich would read as markup. A leading space is kept:
-        # without it, a suggestion completes the opening's last word.
-        lines = ("…" + " / ".join(filter(None, suggestion.split("\n"))) for suggestion in row.suggestions)
-        table.add_row(Text(row.opening), Text("\n".join(lines)))
-    return table
+    # Without a leading space, a suggestion completes the opening's last word.
+    document.rows = [
+        {"opening": opening, "suggestion": "…" + " / ".join(filter(None, suggestion.split("\n")))}
+        for opening, answer in zip(openings, answers, strict=True)
+        for suggestion in answer.suggestions
+    ]

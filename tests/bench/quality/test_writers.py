@@ -14,7 +14,6 @@ from tests.bench.quality.writers import (
     first_sentence,
     pause_before,
     write_by_literature,
-    write_by_pause,
 )
 
 LATENCY_MS = 12.0
@@ -42,20 +41,6 @@ def test_literature_charges_one_key_for_any_place_and_gives_the_space() -> None:
     assert (usage.num_moments_shown, usage.num_kept_characters, usage.num_accepted_words) == (2, 10, 3)
     # With one on show: "t", then "he old " character by character (7 keys), then "man".
     assert write_by_literature(passage("the old man"), answers(suggested), 1).num_keys == 9
-
-
-def test_pause_asks_at_the_start_of_each_word_and_charges_two_keys_for_another_than_the_first() -> None:
-    """ "the old man": at 0 "the old" is the second: 2 keys. The space. At 8 "man" is the first: 1 key. Positions 1 and
-    7 start no word and are not requested."""
-    suggested = {0: ["thy", "the old"], 1: ["he old man"], 7: [" man"], 8: ["man"]}
-    usage = write_by_pause(passage("the old man"), answers(suggested), 2)
-    assert (usage.num_keys, usage.num_moments, usage.num_accepted, usage.num_kept_characters) == (4, 2, 2, 10)
-    # With one on show: "the old " character by character (8 keys), then "man".
-    assert write_by_pause(passage("the old man"), answers(suggested), 1).num_keys == 9
-
-
-def test_pause_takes_nothing_that_costs_what_it_saves() -> None:
-    assert write_by_pause(passage("to a"), answers({0: ["no", "to"], 3: ["a"]}), 2).num_accepted == 0
 
 
 @pytest.fixture

@@ -16,20 +16,20 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.table import Table
 
 from deploy.load.run import progress
 from deploy.load.server import ROOT
 from shared.errors import StartError
-from tests.bench.quality.keystrokes import Answer, SavingsRow, Suggest, Usage, savings_row
+from tests.bench.quality.keystrokes import Answer, Suggest, Usage, savings, usage_row
 from tests.bench.quality.passages import Passage
 from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_source
-from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature, write_by_pause
+from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature
+from tests.bench.results import Row
 from tests.bench.rounds import percentile
 from tests.bench.run import BenchDocument, Options
 from workers.text.typography import TYPOGRAPHIC, Speller
 
-RULES = ("literature", "page", "pause")
+RULES = ("literature", "page")
 # Kinds of text: the held-out books, and the folders of texts that are typed whole; their sources are beside them.
 TEXTS = ROOT / "tests" / "bench" / "quality" / "texts"
 KINDS = ("novels", "letters", "documentation", "essays")
@@ -75,7 +75,7 @@ class TypistOptions:
         """
         # Only live, with predictions at each key, has the editor ideas besides.
         page = PageWriter(self.min_usefulness, think if self.fields.get("strategy") == "predict" else None)
-        all_writers: dict[str, Writer] = {"literature": write_by_literature, "page": page, "pause": write_by_pause}
+        all_writers: dict[str, Writer] = {"literature": write_by_literature, "page": page}
         return {rule: all_writers[rule] for rule in self.rules}
 
 
@@ -97,10 +97,11 @@ class TypistBench:
         files = list(dict.fromkeys(passage.file for passage in self._passages))
         for file in [*files, *(["all"] if len(files) > 1 and not set(files) <= {*KINDS} else [])]:
             own = [index for index, passage in enumerate(self._passages) if file in (passage.file, "all")]
-            for (rule, number), found in usages.items():
-                key = {"file": file, "rule": rule, "num_suggestions": number}
-                key |= {"model": self._options.models.partition("=")[0], "dtype": dtype}
-                document.rows.append(savings_row([found[index] for index in own], **key))
+            for rule in self._typist.rules:
+                found = [[each[index] for index in own] for (of, _), each in usages.items() if of == rule]
+                saved = {f"{number} shown: saved, %": savings(each) for number, each in enumerate(found, 1)}
+                row: Row = {"text": file, "rule": rule, "model": f"{self._options.models.partition('=')[0]}, {dtype}"}
+                document.rows.append({**row, **saved, **usage_row(sum(found[-1], Usage()))})
         document.notes.append(f"{self._options.models}: {describe_latencies(latencies_ms)}")
 
     @property
@@ -179,57 +180,6 @@ def in_typographic_marks(passage: Passage) -> Passage:
     return replace(passage, text=written(text), start=len(written(text[:start])), end=len(written(text[:end])))
 
 
-def savings_table(rows: Sequence[SavingsRow]) -> Table:
-    """A row for each text, rule and model, a column for each number of suggestions, the ratio to the first model."""
-    numbers = sorted({row.num_suggestions for row in rows})
-    table = Table("text", "rule", "model", title="Keystroke savings (95 % confidence interval)")
-    for number in numbers:
-        table.add_column(f"{number} suggestion{'s' * (number > 1)}", justify="right")
-    first, is_comparison = rows[0].model, len({row.model for row in rows}) > 1
-    if is_comparison:
-        table.add_column(f"÷ {first}", justify="right")
-    by_key = {(row.file, row.rule, row.model, row.num_suggestions): row for row in rows}
-    for row in _ordered(rows):
-        own = [by_key[row.file, row.rule, row.model, number] for number in numbers]
-        cells = [f"{each.share:.1%} ({each.low:.1%}–{each.high:.1%})" for each in own]
-        if is_comparison:
-            against = by_key[row.file, row.rule, first, numbers[-1]].share
-            cells.append(f"{row.share / against:.2f}" if against > 0 else "")
-        table.add_row(row.file, row.rule, f"{row.model}, {row.dtype}", *cells)
-    return table
-
-
-def usage_table(rows: Sequence[SavingsRow]) -> Table:
-    """How the suggestions were used with the most on show, by kind of text or over all texts."""
-    table = Table("text", "rule", "model", title="Use of suggestions")
-    shown = ("shown at", "right when shown", "accepted", "characters accepted", "and kept", "words per acceptance")
-    for heading in (*shown, "flicker", "changed", "shown at pauses", "taken there"):
-        table.add_column(heading, justify="right")
-    for row in _ordered([row for row in rows if row.file == "all"] or rows):
-        use = row.usage
-        table.add_row(
-            *(row.file, row.rule, row.model),
-            _share(use.num_moments_shown, use.num_moments),
-            _share(use.num_moments_right, use.num_moments_shown) if use.num_moments_right else "",
-            _share(use.num_accepted, use.num_moments_shown),
-            _share(use.num_accepted_characters, use.num_characters),
-            _share(use.num_kept_characters, use.num_characters),
-            f"{use.num_accepted_words / max(1, use.num_accepted):.2f}",
-            _share(use.num_replaced, use.num_holding),
-            _share(use.num_changed, use.num_moments),
-            _share(use.num_pauses_shown, use.num_pauses),
-            _share(use.num_pauses_taken, use.num_pauses_shown),
-        )
-    return table
-
-
-def _ordered(rows: Sequence[SavingsRow]) -> list[SavingsRow]:
-    """Return the rows with the most suggestions, by text, rule and model."""
-    files, last = list(dict.fromkeys(row.file for row in rows)), max(row.num_suggestions for row in rows)
-    chosen = [row for row in rows if row.num_suggestions == last]
-    return sorted(chosen, key=lambda row: (files.index(row.file), RULES.index(row.rule)))
-
-
 def _seeds(passages: Sequence[Passage]) -> list[dict[int, int]]:
     """Return the seed of the request at each position of each passage."""
     numbers = itertools.count()
@@ -244,7 +194,3 @@ def describe_latencies(latencies_ms: Sequence[float]) -> str:
     percentiles = ", ".join(f"p{share} {percentile(latencies_ms, share / 100):.0f} ms" for share in (50, 90, 99))
     late = sum(ms > KEY_INTERVAL_MS for ms in latencies_ms) / len(latencies_ms)
     return f"{len(latencies_ms)} requests: {percentiles}; {late:.1%} arrived after the writer's next key."
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""

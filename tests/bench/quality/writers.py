@@ -10,8 +10,6 @@ take what saves the most keys at the moment, although another choice might save 
   types five keys a second, and takes only what has been visible for 200 ms: the first suggestion. This writer stops to
   think before each sentence, and for a shorter time after a comma: there the editor shows an idea, and the list of the
   others.
-- pause: suggestions at the start of each word, for a writer who pauses there; the first costs one key, another two; the
-  space after it is typed.
 """
 
 from __future__ import annotations
@@ -78,25 +76,6 @@ def write_by_literature(passage: Passage, suggest: Suggest, num_suggestions: int
             usage += _take(text[at : at + length])
         usage.num_keys += 1
         at += max(length, 1)
-    return usage
-
-
-def write_by_pause(passage: Passage, suggest: Suggest, num_suggestions: int) -> Usage:
-    """The pause rule."""
-    text, at = passage.text, passage.start
-    usage = Usage(num_characters=passage.end - passage.start)
-    while at < passage.end:
-        best = _Take(1, 0, 1)
-        if not text[at].isspace() and not text[at - 1 : at].strip():
-            suggestions = suggest(at).suggestions[:num_suggestions]
-            usage += Usage(num_moments=1, num_moments_shown=int(any(suggestions)))
-            lengths = (min(matching_length(suggestion, text[at:]), passage.end - at) for suggestion in suggestions)
-            takes = (_Take(length, 0, 1 + (rank > 0)) for rank, length in enumerate(lengths))
-            best = max([best, *takes], key=_Take.by_savings)
-            if best.num_kept > best.num_keys:
-                usage += _take(text[at : at + best.num_kept])
-        usage.num_keys += best.num_keys
-        at += best.num_kept
     return usage
 
 

@@ -6,53 +6,38 @@ rounds are compared. The other checkout needs `tercet serve` and `POST /autocomp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
-from deploy.load.clients import LOOPBACK
+from deploy.load.clients import LOOPBACK, Clients
 from deploy.load.server import ROOT
 from deploy.load.workload import W
 from shared.errors import StartError
+from tests.bench.results import Row
 from tests.bench.rounds import Contender, interleave, raise_for_status
 from tests.bench.server import MeasuredServer
-from tests.bench.speed.contenders import BenchClients
 from workers.checkpoints.resolve import resolve
 
 NUM_CLIENTS = 16
 # Per round and version.
 NUM_REQUESTS, NUM_EMBEDDED_REQUESTS, NUM_CLIENT_REQUESTS = 4, 20, 2
-STREAM_S, PATSNAP_S = 0.5, 3.0
+STREAM_S = 0.5
 # Series: label, unit.
 SERIES = {
     "gateway": ("W through the gateway, cold", "ms"),
     "clients": (f"{NUM_CLIENTS} closed-loop clients", "tokens/s"),
-    "patsnap": ("Patsnap's workload", "ms"),
     "embedded": ("W through the gateway, cold, embedded checkpoint", "ms"),
     "first-text": ("time to first text, embedded checkpoint, streamed", "ms"),
     "start": ("worker from fork to warm, embedded checkpoint", "s"),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Medians of a series over all rounds. `ratio` is this checkout's median divided by the other's."""
-
-    label: str
-    unit: str
-    ours: float
-    other: float
-    ratio: float
-    num_samples: int
-
-
-def compare(other: Path, num_rounds: int, console: Console) -> list[Comparison]:
-    """Measure both checkouts in turns.
+def compare(other: Path, num_rounds: int, console: Console) -> Iterator[Row]:
+    """Measure both checkouts in turns: the median of each series over all rounds.
 
     Args:
         other: the root of the other checkout.
@@ -65,12 +50,16 @@ def compare(other: Path, num_rounds: int, console: Console) -> list[Comparison]:
         results = interleave(contenders, num_rounds, console)
     for name, reason in results.failures.items():
         raise StartError(f"{name}: {reason}")
-    comparisons = []
     for key, (label, unit) in SERIES.items():
         samples = results.samples[f"ours {key}"]
         ours, theirs = median(samples), median(results.samples[f"other {key}"])
-        comparisons.append(Comparison(label, unit, ours, theirs, round(ours / theirs, 4), len(samples)))
-    return comparisons
+        yield {
+            "series": label,
+            "other": f"{theirs:.4g} {unit}",
+            "this": f"{ours:.4g} {unit}",
+            "this ÷ other": f"{ours / theirs:.3f}",
+            "n": len(samples),
+        }
 
 
 def _start(stack: ExitStack, name: str, root: Path) -> Contender:
@@ -78,13 +67,12 @@ def _start(stack: ExitStack, name: str, root: Path) -> Contender:
     servers, clients = {}, {}
     for model in ("embedded", "synthetic:small"):
         servers[model] = server = stack.enter_context(MeasuredServer(model, {"devices": "cpu"}, root))
-        clients[model] = BenchClients(LOOPBACK, server.port, resolve(model), W, server.port, {})
+        clients[model] = Clients(LOOPBACK, server.port, resolve(model), W, server.port, {})
 
     def measure() -> Mapping[str, list[float]]:
         replies = raise_for_status(clients["synthetic:small"].send_new(NUM_REQUESTS))
         load = clients["synthetic:small"].send_concurrently(NUM_CLIENTS, NUM_CLIENT_REQUESTS)
         num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
-        batches = raise_for_status(clients["synthetic:small"].send_batches_for(PATSNAP_S).replies)
         embedded = raise_for_status(clients["embedded"].send_new(NUM_EMBEDDED_REQUESTS))
         streamed = raise_for_status(clients["embedded"].send_for(1, STREAM_S, is_streamed=True).replies)
         start_s = servers["embedded"].renew_worker()
@@ -92,7 +80,6 @@ def _start(stack: ExitStack, name: str, root: Path) -> Contender:
         samples = {
             "gateway": [reply.wall_ms for reply in replies],
             "clients": [num_tokens / load.elapsed_s],
-            "patsnap": [reply.wall_ms for reply in batches],
             "embedded": [reply.wall_ms for reply in embedded],
             "first-text": [reply.first_text_ms for reply in streamed],
             "start": [start_s],
@@ -100,14 +87,3 @@ def _start(stack: ExitStack, name: str, root: Path) -> Contender:
         return {f"{name} {key}": values for key, values in samples.items()}
 
     return Contender(name, name, measure)
-
-
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per series."""
-    result = Table("series", "other", "this", "this ÷ other", "n", title="Medians over interleaved rounds")
-    for row in comparisons:
-        result.add_row(
-            *(row.label, f"{row.other:.4g} {row.unit}", f"{row.ours:.4g} {row.unit}"),
-            *(f"{row.ratio:.3f}", str(row.num_samples)),
-        )
-    return result

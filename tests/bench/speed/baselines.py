@@ -50,7 +50,6 @@ class Baselines:
             "b-fp32": lambda: self._batched(prompt_ids, torch.float32),
             "b-bf16": lambda: self._batched(prompt_ids, torch.bfloat16),
             "static": lambda: self._batched(prompt_ids, torch.bfloat16, cache_implementation="static"),
-            "continuous": lambda: self._continuous(prompt_ids),
         }
         self._model(torch.float32 if name in {"a", "b-fp32"} else torch.bfloat16)
         for _ in range(MAX_TRIES):
@@ -75,18 +74,6 @@ class Baselines:
         )
         # `tolist` synchronizes with the device.
         return sum(len(row) for row in output[:, len(prompt_ids) :].tolist())
-
-    def _continuous(self, prompt_ids: tuple[int, ...]) -> int:
-        from transformers import GenerationConfig
-
-        model = self._model(torch.bfloat16)
-        # The manager, its KV cache and its CUDA graphs persist between calls, as in a server.
-        outputs = model.generate_batch(
-            [list(prompt_ids)] * self._workload.num_samples,
-            generation_config=GenerationConfig(eos_token_id=model.config.eos_token_id, **self._sampling()),
-            persistent_manager=True,
-        )
-        return sum(len(output.generated_tokens) for output in outputs.values())
 
     def _sampling(self) -> dict[str, Any]:
         workload = self._workload

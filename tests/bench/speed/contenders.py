@@ -5,15 +5,13 @@ Knows which process each of them needs. Does not know which rows a benchmark rep
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from deploy.load.clients import Body, Clients, Connection, LoadResult, Reply
 from deploy.load.prompts import PromptGenerator
 from deploy.load.workload import Workload
 from tests.bench.contender_process import ContenderProcess
@@ -29,13 +27,7 @@ BASELINES = {
     "b-fp32": "baseline (b): generate(num_return_sequences=3), fp32",
     "b-bf16": "baseline (b): generate(num_return_sequences=3), bf16",
     "static": "baseline: generate(num_return_sequences=3), static cache + compile, bf16",
-    "continuous": "baseline: generate_batch (transformers' continuous batching), bf16",
 }
-
-
-# The test of Patsnap's post on GPT-2 autocompletion with TensorRT on SageMaker: a batch of ten sequences of at most 42
-# tokens. Here that is one `POST /v1/completions` with ten prompts of two tokens and 40 new tokens each.
-PATSNAP = Workload(num_prompt_tokens=2, num_samples=10, num_new_tokens=40)
 
 
 class LinearPass(msgspec.Struct, frozen=True):
@@ -56,26 +48,6 @@ def decode_passes(workload: Workload, num_requests: int = 1) -> list[LinearPass]
 def linear_passes(workload: Workload, num_requests: int = 1) -> list[LinearPass]:
     """The same with a prefill for each prompt, which needs the head only for the prompt's last position."""
     return [LinearPass(workload.num_prompt_tokens, 1, num_requests), *decode_passes(workload, num_requests)]
-
-
-class BenchClients(Clients):
-    """Clients that can send Patsnap's workload, too."""
-
-    def send_batches_for(self, seconds: float) -> LoadResult:
-        """One client that sends Patsnap's workload for `seconds`. Replies have no figures of the engine."""
-
-        def send(connection: Connection, start_s: float) -> Iterator[Reply]:
-            while time.perf_counter() < start_s + seconds:
-                done = connection.exchange(self._batch(), path="/v1/completions")
-                yield Reply(done.status, done.ms)
-
-        return self._run_clients(1, send)
-
-    def _batch(self) -> Body:
-        body = PATSNAP.body("", self._prompts.seed())
-        sampling = {name: body[name] for name in ("temperature", "top_k", "top_p", "seed")}
-        prompts = [self._prompts.text(PATSNAP.num_prompt_tokens) for _ in range(PATSNAP.num_samples)]
-        return {"prompt": prompts, "max_tokens": PATSNAP.num_new_tokens, **sampling}
 
 
 class Contenders(ExitStack):
@@ -100,8 +72,7 @@ class Contenders(ExitStack):
 
     def start_clients(self, address: tuple[str, int], subject: Checkpoint, seed: int) -> ContenderProcess:
         """`Clients` of the gateway at `address`, which send the options' workload."""
-        factory = f"{__name__}:{BenchClients.__name__}"
-        return self.start_process(factory, *address, subject, self._options.workload, seed, {})
+        return self.start_process("deploy.load.clients:Clients", *address, subject, self._options.workload, seed, {})
 
     def start_baselines(self, names: Sequence[str], subject: Checkpoint, prompts: PromptGenerator) -> list[Contender]:
         """One contender for each name of `BASELINES`, all in one process. Tokenization is not timed."""

@@ -91,7 +91,7 @@ class EngineBench:
         if self._needs("start", "embedded", "predict"):
             results.add("embedded", self._measure_embedded)
         document.series |= {name: Series.of(*LABELS[name], values) for name, values in results.samples.items()}
-        document.rows += rows(self._wanted, results, self._workload, is_comparable=self._is_small)
+        document.rows, document.not_measured = rows(self._wanted, results, self._workload, is_small=self._is_small)
         document.settings["dtype in effect"] = ", ".join(sorted(self._dtypes)) or "unknown"
         document.notes += NOTES
 

@@ -15,25 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from deploy.load.server import POLL_S, ROOT, START_S, free_port
 from shared.errors import StartError
+from tests.bench.results import Row
 
 STARTS = ("first", "second")
 STOP_S = 40.0
 REQUEST = {"context": "Thank you for your letter. I", "length": 8, "seed": 0}
 
 
-class StartRow(msgspec.Struct, kw_only=True, frozen=True):
-    start: str
-    seconds: float
-    model: str  # that was taken
-
-
-def measure_starts(console: Console) -> list[StartRow]:
+def measure_starts(console: Console) -> list[Row]:
     """
     Raises:
         StartError: the server ended, or gave no suggestion in time.
@@ -46,7 +39,7 @@ def measure_starts(console: Console) -> list[StartRow]:
         return rows
 
 
-def _measure(start: str, home: Path) -> StartRow:
+def _measure(start: str, home: Path) -> Row:
     port = free_port()
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TERCET_", "XDG_"))}
     environ = {**own, "HOME": str(home), "TERCET_BIND": f"127.0.0.1:{port}", "TERCET_RUN_DIR": str(home / "run")}
@@ -60,7 +53,7 @@ def _measure(start: str, home: Path) -> StartRow:
             if process.poll() is not None:
                 raise StartError(f"make serve ended with {process.returncode}: {(home / 'log').read_text()[-1000:]}")
             if model := _model_that_suggests(port):
-                return StartRow(start=start, seconds=round(time.monotonic() - began, 2), model=model)
+                return {"start": start, "seconds": round(time.monotonic() - began, 2), "model": model}
             time.sleep(POLL_S)
         raise StartError(f"make serve gave no suggestion in {START_S:.0f} s.")
     finally:
@@ -75,10 +68,3 @@ def _model_that_suggests(port: int) -> str:
     except httpx.TransportError:
         return ""
     return str(answer.json()["model"]) if answer.is_success else ""
-
-
-def starts_table(rows: list[StartRow]) -> Table:
-    table = Table("start", "seconds", "model", title="From make serve to a suggestion")
-    for row in rows:
-        table.add_row(row.start, f"{row.seconds:.1f}", row.model)
-    return table

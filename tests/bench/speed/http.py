@@ -6,19 +6,17 @@ Decides which clients run when, and what is computed from their replies. Does no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
-import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from deploy.load.clients import LOOPBACK, LoadResult
 from deploy.load.prompts import PromptGenerator
-from deploy.tune.results import latency_figures
 from shared.errors import StartError
 from tests.bench.contender_process import ContenderProcess
-from tests.bench.rounds import Contender, Series, interleave, percentile
-from tests.bench.run import BenchDocument, Options, format_number
+from tests.bench.results import Row
+from tests.bench.rounds import Contender, Series, interleave, percent, percentile
+from tests.bench.run import BenchDocument, Options
 from tests.bench.speed.contenders import BASELINES, Contenders, linear_layers, linear_passes
 
 LEVELS = (1, 2, 3, 4, 8, 16)
@@ -27,10 +25,9 @@ QUICK_SECONDS = 0.3
 STREAMED_SHARE = 0.25  # of SECONDS, for streamed requests after the others
 NOTES = [
     "Closed loop: a client sends a request after each response; a turn awaits the requests in flight at its end.",
-    "* TTFT: time to first token of streamed requests, in turns of their own; the first text delta is a whole word.",
+    "TTFT: time to first token of streamed requests, in turns of their own; the first text delta is a whole word.",
     "Ceiling: requests per second if only the linear layers took time (a prefill per prompt, decode steps batched).",
     "Baseline (a): one process, 3 sequential generate calls, fp32, without HTTP; the same at every level.",
-    "Patsnap: ten prompts of 2 tokens in one request, 40 new tokens each; its post reports less than 600 ms on a GPU.",
     "Client CPU: share of the cores that the clients used, and the server therefore could not.",
 ]
 
@@ -65,8 +62,6 @@ class HttpBench:
         document.rows = [
             summarise(number, samples, num_cores) for number in self._levels if f"{number}.wall" in samples
         ]
-        if "patsnap.wall" in samples:
-            document.rows.append(summarise(1, samples, num_cores, workload="Patsnap", prefix="patsnap"))
         document.notes += NOTES
 
     def _start_references(self, document: BenchDocument, contenders: Contenders) -> list[Contender]:
@@ -90,11 +85,7 @@ class HttpBench:
         document.settings |= server.in_effect()
         clients = contenders.start_clients((LOOPBACK, server.port), options.subject(), options.seed)
 
-        def measure_patsnap() -> Mapping[str, Sequence[float]]:
-            return _samples("patsnap", clients.call("send_batches_for", self._seconds))
-
-        patsnap = Contender("patsnap.wall", "Patsnap's workload", measure_patsnap)
-        return [*(self._level(clients, number) for number in self._levels), patsnap]
+        return [self._level(clients, number) for number in self._levels]
 
     def _level(self, clients: ContenderProcess, number: int) -> Contender:
         def measure() -> Mapping[str, Sequence[float]]:
@@ -116,95 +107,35 @@ def _samples(name: str, load: LoadResult) -> dict[str, list[float]]:
     }
 
 
-class Level(msgspec.Struct, kw_only=True):
-    """A number of concurrent closed-loop clients. Latencies are of successful requests, over all rounds."""
+def summarise(number: int, samples: Mapping[str, Sequence[float]], num_cores: int) -> Row:
+    """The row of the level with `number` clients. Latencies are of successful requests, over all rounds.
 
-    workload: str = "W"
-    num_clients: int
-    num_requests: int  # successful
-    num_errors: int
-    qps: float
-    max_ms: float
-    min_ms: float
-    mean_ms: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    first_token_p50_ms: float | None = None  # time to the first text delta of streamed answers
-    client_share_of_cores: float
-    ceiling_qps: float | None = None
-    share_of_ceiling: float | None = None
-    speedup: float | None = None  # requests per second over baseline (a)'s
-
-
-def summarise(
-    number: int, samples: Mapping[str, Sequence[float]], num_cores: int, *, workload: str = "W", prefix: str = ""
-) -> Level:
-    """The row of the level with `number` clients.
-
-    Args:
-        prefix: prefix of its samples' names; default: the number of clients.
+    The first columns are those of Patsnap's post on GPT-2 autocompletion on SageMaker (concurrency, QPS, max, min,
+    average).
 
     Raises:
         StartError: no request was successful.
     """
-    prefix = prefix or str(number)
-    walls, elapsed_s = samples.get(f"{prefix}.wall", []), sum(samples[f"{prefix}.elapsed"])
+    walls, elapsed_s = samples.get(f"{number}.wall", []), sum(samples[f"{number}.elapsed"])
     if not walls:
         raise StartError(f"With {number} clients the server answered none of their requests.")
-    qps = len(walls) / elapsed_s
-    figures = {
-        "qps": qps,
-        **latency_figures(walls),
-        "client_share_of_cores": sum(samples[f"{prefix}.cpu"]) / elapsed_s / num_cores,
+    qps, layers = len(walls) / elapsed_s, ceiling_series(number)
+    return {
+        "clients": number,
+        "QPS": qps,
+        "max ms": max(walls),
+        "min ms": min(walls),
+        "average ms": fmean(walls),
+        **{f"p{share} ms": percentile(walls, share / 100) for share in (50, 90, 99)},
+        "TTFT p50 ms": percentile(samples[f"{number}.first"] or walls, 0.5),
+        "n": len(walls),
+        "errors": int(sum(samples[f"{number}.errors"])),
+        "QPS ÷ QPS of linear layers": qps * median(samples[layers]) / 1e3 / number if layers in samples else None,
+        "speedup over (a)": qps * median(samples["a"]) / 1e3 if "a" in samples else None,
+        "clients' CPU, % of the cores": percent(sum(samples[f"{number}.cpu"]), elapsed_s * num_cores),
     }
-    if f"{prefix}.first" in samples:
-        figures["first_token_p50_ms"] = percentile(samples[f"{prefix}.first"] or walls, 0.5)
-    if workload == "W" and ceiling_series(number) in samples:
-        figures["ceiling_qps"] = 1e3 * number / median(samples[ceiling_series(number)])
-        figures["share_of_ceiling"] = qps / figures["ceiling_qps"]
-    if workload == "W" and "a" in samples:
-        figures["speedup"] = qps * median(samples["a"]) / 1e3
-    return Level(
-        workload=workload,
-        num_clients=number,
-        num_requests=len(walls),
-        num_errors=int(sum(samples[f"{prefix}.errors"])),
-        **{name: round(figure, 4) for name, figure in figures.items()},
-    )
 
 
 def ceiling_series(number: int) -> str:
     """The name of the series that times the linear layers of `number` concurrent requests."""
     return f"linears-{number}"
-
-
-def levels_table(levels: Sequence[Level]) -> Table:
-    """Requests per second and latencies by number of clients.
-
-    The first columns are those of Patsnap's post on GPT-2 autocompletion on SageMaker (concurrency, QPS, max, min,
-    average).
-    """
-    table = Table(title="Closed-loop clients through the gateway; latencies in ms")
-    headings = (
-        *("workload", "clients", "requests/s", "max", "min", "mean", "p50", "p90", "p99", "TTFT p50*", "n", "errors"),
-        *("ceiling requests/s", "÷ ceiling", "× baseline (a)", "client CPU"),
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for level in levels:
-        percentiles_ms = level.p50_ms, level.p90_ms, level.p99_ms, level.first_token_p50_ms
-        times_ms = level.max_ms, level.min_ms, level.mean_ms, *percentiles_ms
-        table.add_row(
-            level.workload,
-            str(level.num_clients),
-            format_number(level.qps),
-            *map(format_number, times_ms),
-            str(level.num_requests),
-            str(level.num_errors),
-            format_number(level.ceiling_qps),
-            format_number(level.share_of_ceiling),
-            format_number(level.speedup),
-            f"{level.client_share_of_cores:.1%}",
-        )
-    return table

@@ -7,16 +7,14 @@ A page that n processes map counts 1/n in each, so the sum over the processes is
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-
-from rich.table import Table
 
 from deploy.load.clients import LOOPBACK, Clients
 from deploy.load.workload import W
 from shared.process import proportional_set_size
 from shared.settings import Settings
+from tests.bench.results import Row
 from tests.bench.rounds import raise_for_status
 from tests.bench.server import MeasuredServer, pool_of
 from workers.checkpoints.resolve import resolve
@@ -24,20 +22,9 @@ from workers.checkpoints.resolve import resolve
 REST_S = 2.0  # after the last slot is warm, and after the last request
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
-    """PSS of a process in MB (10⁶ bytes); `anonymous` is the part that no file backs."""
-
-    process: str
-    at_rest_mb: float
-    at_rest_anonymous_mb: float
-    afterwards_mb: float
-
-
-def measure_memory(
-    models: str, settings: Mapping[str, str], num_requests: int, root: Path, seed: int
-) -> list[MemoryRow]:
-    """Start a server, and read its memory before and after requests of the workload W with new prompts.
+def measure_memory(models: str, settings: Mapping[str, str], num_requests: int, root: Path, seed: int) -> list[Row]:
+    """Start a server, and read its memory in MB (10⁶ bytes) before and after requests of the workload W with new
+    prompts. Anonymous is the part that no file backs. The last row is the sum.
 
     Args:
         models: as in TERCET_MODELS; they get equally many requests.
@@ -57,7 +44,10 @@ def measure_memory(
             clients = Clients(LOOPBACK, server.port, subject, W, seed, more)
             raise_for_status(clients.send_new(num_requests // len(specs)))
         time.sleep(REST_S)
-        return [MemoryRow(name, *before[pid], _pss_mb(pid)) for pid, name in pids.items()]
+        figures = [(*before[pid], _pss_mb(pid)) for pid in pids]
+    headings = "at rest, MB", "of it anonymous", f"after {num_requests} requests"
+    named = zip((*pids.values(), "all"), (*figures, tuple(map(sum, zip(*figures, strict=True)))), strict=True)
+    return [{"process": name, **dict(zip(headings, own, strict=True))} for name, own in named]
 
 
 def _pss_mb(pid: int) -> float:
@@ -74,13 +64,3 @@ def _names(server: MeasuredServer) -> dict[int, str]:
         own = slots.get(pid) or (master if parent == server.pid else role)
         names[pid] = "supervisor" if pid == server.pid else own
     return names
-
-
-def memory_table(rows: Sequence[MemoryRow], num_requests: int) -> Table:
-    """A row for each process, and their sum."""
-    table = Table("process", "at rest", "of it anonymous", f"after {num_requests:,} requests", title="PSS, MB")
-    figures = [(row.at_rest_mb, row.at_rest_anonymous_mb, row.afterwards_mb) for row in rows]
-    sums = tuple(map(sum, zip(*figures, strict=True)))
-    for name, own in [*zip((row.process for row in rows), figures, strict=True), ("all", sums)]:
-        table.add_row(name, *(f"{figure:.0f}" for figure in own))
-    return table

@@ -1,7 +1,7 @@
 """`page`: the web editor in Chromium, as a writer sees it.
 
 - Writing: prose typed live at a human rhythm: the time from a key to its painted suggestion, the share of keys after
-  which one is on show, suggestions replaced although they still agreed with the text, and how long lists stay open.
+  which one is on show, and suggestions replaced although they still agreed with the text.
 - Long documents: CPU time of the main thread per key, with suggestions as the writer types, beside that of a bare
   textarea with the same text on the same origin, in pairs. Not wall time: the model works on the same cores.
 
@@ -18,15 +18,14 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from deploy.load.run import progress
 from shared.errors import StartError
 from tests.bench.quality.passages import choose_passages
 from tests.bench.quality.writers import key_intervals_ms
-from tests.bench.rounds import percentile
+from tests.bench.results import Row
+from tests.bench.rounds import latencies, percent
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import start_server
 
@@ -39,16 +38,13 @@ VIEWPORT = {"width": 1100, "height": 760}
 LONG_DOCUMENT_CHARS, QUICK_LONG_DOCUMENT_CHARS = (200_000, 1_000_000), (20_000,)
 KEYS_PER_ROUND = 60
 EDITORS = ("bare textarea", "page")
-MIN_OPEN_MS = 300  # a shorter opening of the list is a flicker
 BARE_TEXTAREA = "<textarea style='width: 36rem; height: 45rem; font: 1.3125rem/1.65 serif'></textarea>"
 
-# Records each key, each change of the ghost text with the time when it was painted, and each opening of the list. A
-# message posted in an animation frame arrives after the frame has been painted.
+# Records each key, and each change of the ghost text with the time when it was painted. A message posted in an
+# animation frame arrives after the frame has been painted.
 RECORDER = """() => {
   const text = document.querySelector("#text");
-  const panel = document.querySelector("#panel");
-  window.recorded = { keys: [], ghosts: [], openings: [] };
-  let openedAt = null;
+  window.recorded = { keys: [], ghosts: [] };
   addEventListener("keydown", () => recorded.keys.push(performance.now()), true);
   const record = () => {
     const ghost = text.querySelector(".tercet-ghost")?.textContent ?? "";
@@ -62,43 +58,7 @@ RECORDER = """() => {
     });
   };
   new MutationObserver(record).observe(text, { childList: true, characterData: true, subtree: true });
-  new MutationObserver(() => {
-    const now = performance.now();
-    if (!panel.hidden) openedAt ??= now;
-    else if (openedAt !== null) {
-      recorded.openings.push(now - openedAt);
-      openedAt = null;
-    }
-  }).observe(panel, { attributes: true, attributeFilter: ["hidden"] });
 }"""
-
-
-class WritingRow(msgspec.Struct, frozen=True):
-    """Prose typed at a human rhythm.
-
-    Attributes:
-        shown: share of the keys after which a suggestion was painted before the next key.
-        paint_ms: time from one of these keys to the painted suggestion, by percentile.
-        flicker: share of the suggestions that agreed with the next key and were not left on show.
-        num_openings, num_short_openings: of the list; short: less than 300 ms.
-    """
-
-    eagerness: str
-    num_keys: int
-    shown: float
-    paint_ms: dict[str, float]
-    flicker: float
-    num_openings: int
-    num_short_openings: int
-
-
-class LongDocumentRow(msgspec.Struct, frozen=True):
-    """The main thread's CPU time per key in a long document, in milliseconds by percentile."""
-
-    editor: str
-    num_chars: int
-    num_keys: int
-    key_ms: dict[str, float]
 
 
 class PageBench:
@@ -137,7 +97,7 @@ class PageBench:
                     long_text = _long_document(self._texts, num_chars)
                     times += _type_in_long_document(browser, server.url, long_text, self._num_keys, name)
             document.rows += [
-                LongDocumentRow(name, num_chars, len(ms), _percentiles(ms))
+                {"editor": name, "characters": num_chars, **_headed("CPU per key", latencies(ms))}
                 for (num_chars, name), ms in times_ms.items()
             ]
 
@@ -163,27 +123,7 @@ def running_chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def page_tables(rows: list[Any]) -> list[Table]:
-    writing = Table("suggestions", "keys", "shown after", "key to paint p50", "p99", "flicker", "lists", "< 300 ms")
-    long = Table("long document", "characters", "keys", "per key p50", "p95")
-    for row in rows:
-        if isinstance(row, WritingRow):
-            paint = row.paint_ms
-            measured = f"{row.shown:.1%}", f"{paint['p50']:.1f} ms", f"{paint['p99']:.1f} ms", f"{row.flicker:.2%}"
-            openings = str(row.num_openings), str(row.num_short_openings)
-            writing.add_row(row.eagerness, str(row.num_keys), *measured, *openings)
-        else:
-            long.add_row(
-                row.editor,
-                f"{row.num_chars:,}",
-                str(row.num_keys),
-                f"{row.key_ms['p50']:.1f} ms",
-                f"{row.key_ms['p95']:.1f} ms",
-            )
-    return [writing, long]
-
-
-def _write(browser: Browser, url: str, eagerness: str, text: str) -> WritingRow:
+def _write(browser: Browser, url: str, eagerness: str, text: str) -> Row:
     page = open_page(browser, url, eagerness)
     page.locator("#text").focus()
     page.evaluate(RECORDER)
@@ -196,8 +136,12 @@ def _write(browser: Browser, url: str, eagerness: str, text: str) -> WritingRow:
     return writing_row(eagerness, text, recorded)
 
 
-def writing_row(eagerness: str, text: str, recorded: Mapping[str, Any]) -> WritingRow:
-    """What was recorded (`RECORDER`) while `text` was typed, one key for each character."""
+def writing_row(eagerness: str, text: str, recorded: Mapping[str, Any]) -> Row:
+    """What was recorded (`RECORDER`) while `text` was typed, one key for each character.
+
+    "Shown" counts the keys after which a suggestion was painted before the next key. "Flicker" is the share of the
+    suggestions that agreed with the next key and were not left on show.
+    """
     keys, ghosts = recorded["keys"], recorded["ghosts"]
     times_ms, shown_after = [], [""] * len(keys)
     at, latest = 0, ""
@@ -219,16 +163,13 @@ def writing_row(eagerness: str, text: str, recorded: Mapping[str, Any]) -> Writi
         if before.startswith(typed) and rest:
             num_holding += 1
             num_replaced += not (after.startswith(rest) or (after and rest.startswith(after)))
-    openings = recorded["openings"]
-    return WritingRow(
-        eagerness=eagerness,
-        num_keys=len(keys),
-        shown=len(times_ms) / len(keys),
-        paint_ms=_percentiles(times_ms),
-        flicker=num_replaced / max(num_holding, 1),
-        num_openings=len(openings),
-        num_short_openings=sum(opening < MIN_OPEN_MS for opening in openings),
-    )
+    return {
+        "suggestions": eagerness,
+        "keys": len(keys),
+        "shown, %": percent(len(times_ms), len(keys)),
+        **_headed("key to paint", latencies(times_ms)),
+        "flicker, %": percent(num_replaced, max(num_holding, 1)),
+    }
 
 
 def _type_in_long_document(browser: Browser, url: str, text: str, num_keys: int, editor: str) -> list[float]:
@@ -277,7 +218,5 @@ def _long_document(texts: Mapping[str, str], num_chars: int) -> str:
     return (prose * (num_chars // len(prose) + 1))[:num_chars]
 
 
-def _percentiles(times_ms: list[float]) -> dict[str, float]:
-    if not times_ms:
-        return {}
-    return {f"p{share}": round(percentile(times_ms, share / 100), 2) for share in (50, 95, 99)}
+def _headed(what: str, figures: Row) -> Row:
+    return {f"{what}, {name}": figures[name] for name in ("p50 ms", "p99 ms")}
