@@ -30,7 +30,7 @@ from workers.text.predicted_words import PredictedWords, fill_words
 MAX_SUFFIX_TOKENS = 8
 # Share of the evidence in a fill's fit. With 1, the fit would be the probability of prompt, fill and following text;
 # but where the right words are not among the candidates, which is the rule in gaps of several words, the evidence tells
-# wrong ones apart by chance, and the model's first word alone is right more often (docs/QUALITY.md).
+# wrong ones apart by chance, and the model's first word alone is right more often (docs/TRIED.md).
 EVIDENCE_WEIGHT = 0.4
 # The same for the words of a fill after its first: with 1, fills would end too early, because each word lowers the
 # probability.

@@ -31,7 +31,7 @@ from workers.text.predicted_words import (
 )
 from workers.text.spelling import respellings, unknown_word
 
-# More paths find no more of the right words (docs/QUALITY.md).
+# More paths find no more of the right words (docs/TRIED.md).
 NUM_PATHS = 8
 # A word or two beyond the first: the probability that all are right falls fast. On a CPU, a large model predicts fewer
 # tokens, so that it can answer at every key: one step for each, which reads all its weights (135 million: 5 ms at 30

@@ -18,7 +18,7 @@ _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]»]*(?=\s|$)|[。！？]|\n")
 _CONTINUED = re.compile(r"\w|['’]\w")  # after a word: it goes on
 UNSCORED_PROBABILITY = 1e-9  # of a fill whose score was not known in time
 # A word is kept while it should save at least this many keys. Longer texts save more where any beginning can be taken,
-# and less where they keep the place of a better one (docs/QUALITY.md).
+# and less where they keep the place of a better one (docs/TRIED.md).
 MIN_WORD_KEYS = 0.005
 # Which words are shown: those with the highest P(word) · characters^this. At 0 they cover most, at 1 they save most.
 LENGTH_EXPONENT = 0.25
