@@ -20,10 +20,10 @@ def read_rules() -> list[dict[str, Any]]:
 
 def test_every_alert_has_a_section_in_the_runbook() -> None:
     rules = read_rules()
-    headings = re.findall(r"^### (\w+)$", (ROOT / "docs/OPERATIONS.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (\w+)$", (ROOT / "docs/RUNBOOKS.md").read_text(), re.MULTILINE)
     assert {heading for heading in headings if heading.startswith("Tercet")} == {rule["alert"] for rule in rules}
     for rule in rules:
-        assert rule["annotations"]["runbook"] == f"docs/OPERATIONS.md, section {rule['alert']}"
+        assert rule["annotations"]["runbook"] == f"docs/RUNBOOKS.md, section {rule['alert']}"
 
 
 def test_every_metric_of_an_alert_is_on_a_panel() -> None:

@@ -175,7 +175,7 @@ def test_an_engine_failure_raises_its_alert_at_once(prometheus: Prometheus) -> N
     """Its series appears with the failure itself, which `increase` alone would miss."""
     until(lambda: prometheus.rules()["TercetEngineFailures"]["state"] == "firing", 20, "the alert")
     [alert, *_] = prometheus.rules()["TercetEngineFailures"]["alerts"]
-    assert alert["annotations"]["runbook"] == "docs/OPERATIONS.md, section TercetEngineFailures"
+    assert alert["annotations"]["runbook"] == "docs/RUNBOOKS.md, section TercetEngineFailures"
 
 
 @pytest.mark.parametrize(
