@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gateway.api.fields import MAX_SENT_SEED, sampling_of
 from gateway.api.schema import (
-    MAX_SENT_SEED,
     AutocompleteRequest,
     AutocompleteResponse,
     FailedBranch,
@@ -18,20 +18,20 @@ from gateway.api.schema import (
     Sentence,
     TokenExplanation,
 )
+from gateway.api.specs import generation_spec, selection_policy
 from gateway.generation.failures import are_rejections, no_completion_error
 from gateway.generation.request import GenerationSpec, cut_suffix
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
+from gateway.generation.request_starter import Caller, RequestStarter
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
 from gateway.generation.started_request import StartedRequest
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.errors import invalid_field
-from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction, Sampling
+from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction
 
 # Prompt tokens, where the request does not say.
 DEFAULT_MAX_TOKENS = 256
-# By these, clients mean a random seed, and as many tokens as there is room for.
-RANDOM = ALL = -1
-_SAMPLING_FIELDS = tuple(set(Sampling.__struct_fields__) & set(AutocompleteRequest.__struct_fields__))
+# By this, clients mean as many tokens as there is room for.
+ALL = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ class Autocompletion:
             UnknownModel, InvalidRequest: as `check`.
             TercetError: as `RequestStarter.started`.
         """
-        return self._starter.started(caller, self._spec(request, caller, started_at), self._policy(request))
+        spec = self._spec(request, caller, started_at)
+        return self._starter.started(caller, spec, self._policy(request, spec))
 
     def response(self, spec: GenerationSpec, result: SelectionResult, started_at: float) -> AutocompleteResponse:
         """The whole answer.
@@ -108,15 +109,9 @@ class Autocompletion:
             ],
         )
 
-    def _policy(self, request: AutocompleteRequest) -> SelectionPolicy:
-        return SelectionPolicy(
-            prompt=request.context,
-            num_suggestions=request.n_samples,
-            length=request.length,
-            similarity=self._similarity,
-            keeps_greedy_text=request.temperature == 0,
-            is_verbatim=not request.clean,
-            fills_gap=bool(cut_suffix(request.suffix)),
+    def _policy(self, request: AutocompleteRequest, spec: GenerationSpec) -> SelectionPolicy:
+        return replace(
+            selection_policy(spec, self._similarity, request.length),
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
             min_probability=request.min_probability,
             is_idea=_is_idea(request),
@@ -143,29 +138,26 @@ class Autocompletion:
             raise invalid_field("max_tokens", f"must be 1 to {max_prompt_tokens}, or -1, not 0")
         if request.seed is not None and request.seed > MAX_SENT_SEED:
             raise invalid_field("seed", f"must be at most {MAX_SENT_SEED}")
-        session = request.session or caller.session
-        return GenerationSpec(
-            request_id=caller.request_id,
-            model=model.name,
+        max_tokens = max_prompt_tokens if request.max_tokens == ALL else request.max_tokens
+        spec = generation_spec(
+            request,
+            caller,
+            model.name,
+            sampling_of(request, _num_new_tokens(request), model.vocab_size),
             prompts=(request.context,),
-            max_prompt_tokens=max_prompt_tokens
-            if request.max_tokens == ALL
-            else request.max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
+            max_prompt_tokens=max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
             num_completions=request.n_samples,
-            seed=settle_seed(None if request.seed == RANDOM else request.seed),
-            sampling=sampling_of(request, model.vocab_size),
+            deadline=deadline,
+        )
+        return replace(
+            spec,
             ranks_first_token=True,
-            heals=request.clean,
             special_as_text=True,
             num_scored_tokens=MAX_SCORED_TOKENS if request.familiar_only else 0,
             scores_prior=_is_idea(request),
             num_top_logprobs=request.explain,
             is_streamed=request.stream,
-            deadline=deadline,
-            owner=caller.owner,
-            session=session,
             sequence=request.sequence,
-            document=document_key(caller.owner, session, request.context),
             predict=Prediction(
                 temperature=self._prediction.temperature, is_verbatim=not request.clean, corrects=request.corrections
             )
@@ -173,16 +165,6 @@ class Autocompletion:
             else None,
             suffix=cut_suffix(request.suffix),
         )
-
-
-def sampling_of(request: AutocompleteRequest, vocab_size: int) -> Sampling:
-    """A request's sampling parameters, for every branch."""
-    # The public schema and the internal protocol give a parameter the same name.
-    shared = {name: getattr(request, name) for name in _SAMPLING_FIELDS}
-    top_k = request.top_k if 0 < request.top_k < vocab_size else 0
-    return Sampling(
-        **{**shared, "top_k": top_k, "max_new_tokens": _num_new_tokens(request), "stop": tuple(request.stop)}
-    )
 
 
 def _num_new_tokens(request: AutocompleteRequest) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, ClassVar
 
 import falcon
@@ -173,7 +173,15 @@ class _Schemas:
         self.components: dict[str, Json] = {name: _cleaned(schema) for name, schema in components.items()}
         self.responses: dict[str, Json] = {}
         for kind, parser in parsers.items():
-            _describe_parser(self.components[self.of(kind)["$ref"].rpartition("/")[2]], parser)
+            schema = self._component(self.of(kind))
+            _describe_parser(schema, parser)
+            for part in chain(*(field.get("anyOf", ()) for field in schema["properties"].values())):
+                if "$ref" in part:  # a nested object: its fields may be null as well
+                    nested = self._component(part)
+                    nested["properties"] = {name: _nullable(field) for name, field in nested["properties"].items()}
+
+    def _component(self, reference: Json) -> Json:
+        return self.components[reference["$ref"].rpartition("/")[2]]
 
     def of(self, found: Any) -> Json:
         """The schema of a type, or of several."""

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.api.fields import OTHER_SAMPLERS
 from gateway.api.tolerance import PeerField
 
-_NONE = PeerField("none")
-_ANSWER = PeerField("answer")
-_TEXT = PeerField("text")
-_WRONG = PeerField("wrong", note="; leave it out")
 _IMAGE = PeerField("wrong", note=": the models read text only")
 _CHAT = PeerField("wrong", note=": this is not a chat API; send the text to continue as prompt")
 
@@ -56,68 +53,47 @@ PEER_FIELDS: Mapping[str, PeerField] = {
             *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),
             *("compile_config", "disable_compile", "continuous_batching_config", "low_memory", "prefill_chunk_size"),
         ),
-        _NONE,
+        PeerField("none"),
     ),
-    # The answer lacks something.
+    # The answer lacks something, or its text is another one.
     **dict.fromkeys(
         (
             *("prompt_logprobs", "logprob_token_ids", "return_tokens_as_token_ids", "return_token_ids"),
             *("return_weight_versions", "return_token_offsets", "return_tokens", "timings_per_token"),
             *("return_progress", "post_sampling_probs", "response_fields", "verbose", "top_logprobs"),
             *("return_tensors", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
-            "continuous_usage_stats",
-        ),
-        _ANSWER,
-    ),
-    # The text is another one.
-    **dict.fromkeys(
-        (
-            *("use_beam_search", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
-            *("bad_words", "vllm_xargs", "repetition_detection", "watermarking", "watermark"),
-            *("dynatemp_range", "n_indent", "dry_multiplier", "xtc_probability", "mirostat", "t_max_predict_ms"),
-            *("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-            *("bad_words_ids", "force_words_ids", "constraints", "suppress_tokens", "begin_suppress_tokens"),
-            *("penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h", "sequence_bias", "guidance_scale"),
+            *("continuous_usage_stats", "use_beam_search", "stop_token_ids", "include_stop_str_in_output"),
+            *("ignore_eos", "min_tokens", "bad_words", "vllm_xargs", "repetition_detection", "watermarking"),
+            *("watermark", "n_indent", "t_max_predict_ms", "min_length", "min_new_tokens", "bad_words_ids"),
+            *("force_words_ids", "constraints", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+            *("guidance_scale", "assistant_model", "prompt_lookup_num_tokens", "prefix", "watermarking_config"),
+            *("exponential_decay_length_penalty", "dola_layers", "forced_bos_token_id", "forced_eos_token_id"),
             *(
-                "assistant_model",
-                "prompt_lookup_num_tokens",
-                "prefix",
-                "exponential_decay_length_penalty",
-                "watermarking_config",
-                "dola_layers",
+                "custom_params",
+                "thinking",
+                "logit_processor",
+                "top_a",
+                "smoothing_factor",
+                "dynatemp_range",
+                "mirostat",
             ),
-            *("forced_bos_token_id", "forced_eos_token_id", "custom_params", "thinking", "logit_processor"),
+            *("xtc_probability", "dry_multiplier", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+            *("penalty_alpha", "epsilon_cutoff", "eta_cutoff", "top_h"),
         ),
-        _TEXT,
+        PeerField("warned"),
     ),
-    "truncation_side": PeerField("text", ("left",), "; prompts lose their beginning"),
-    "typical_p": PeerField("text", (1,), "; top_p and min_p are"),
-    "tfs_z": PeerField("text", (1,)),
-    "top_a": PeerField("text", (0,)),
-    "smoothing_factor": PeerField("text", (0,)),
-    "top_n_sigma": PeerField("text", (-1,)),
-    "adaptive_target": PeerField("text", (-1,)),
-    "repeat_last_n": PeerField("text", (64, -1), "; repetition_penalty considers the whole text"),
-    "samplers": PeerField("text", _SAMPLERS, "; the order of samplers is fixed"),
-    "num_beams": PeerField("text", (1,), "; send n, best_of or num_return_sequences for several completions"),
-    "num_beam_groups": PeerField("text", (1,)),
-    "encoder_repetition_penalty": PeerField("text", (1,)),
+    **{name: PeerField("warned", neutral, note) for name, (neutral, note) in OTHER_SAMPLERS.items()},
+    "truncation_side": PeerField("warned", ("left",), "; prompts lose their beginning"),
+    "samplers": PeerField("warned", _SAMPLERS, "; the order of samplers is fixed"),
+    "num_beams": PeerField("warned", (1,), "; send n, best_of or num_return_sequences for several completions"),
+    "num_beam_groups": PeerField("warned", (1,)),
     # The text would not be what its reader relies on.
     **dict.fromkeys(
         (
             *("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-            *(
-                "guided_grammar",
-                "allowed_token_ids",
-                "structural_tag",
-                "regex",
-                "ebnf",
-                "adapter_id",
-                "lora",
-                "prompt_embeds",
-            ),
+            *("guided_grammar", "allowed_token_ids", "structural_tag", "regex", "ebnf", "lora", "prompt_embeds"),
         ),
-        _WRONG,
+        PeerField("wrong", note="; leave it out"),
     ),
     "adapter_id": PeerField("wrong", ("null",), "; leave it out"),  # Text Generation Inference publishes "null"
     "response_format": PeerField("wrong", ({"type": "text"},), "; leave it out or send the type text"),

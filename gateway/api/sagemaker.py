@@ -22,14 +22,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
 from gateway.api.peer_fields import PEER_FIELDS
+from gateway.api.specs import generation_spec, selection_policy
 from gateway.api.tgi import TgiResponder
 from gateway.api.tgi_schema import ALIASES, NEUTRAL, TgiParameters, TgiRequest, check_parameters
 from gateway.api.tgi_schema import MAX_INPUTS as MAX_TEXTS
 from gateway.api.tolerance import PeerField, TolerantParser
 from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
-from gateway.generation.request_starter import RequestStarter, document_key, draw_seed
-from gateway.generation.selection import SelectionPolicy, SelectionResult, by_prompt
+from gateway.generation.request_starter import RequestStarter
+from gateway.generation.selection import SelectionResult, by_prompt
 from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import Sampling
@@ -191,7 +192,7 @@ class PatsnapResponse(Struct, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
-_FIXED = PeerField("text", ({},), "; send inputs in place of input for completions with parameters")
+_FIXED = PeerField("warned", ({},), "; send inputs in place of input for completions with parameters")
 _PARAMETERS = ("parameters", *TgiParameters.__struct_fields__, "n", "max_tokens")
 parse_patsnap_request = TolerantParser(PatsnapRequest, {**PEER_FIELDS, **dict.fromkeys(_PARAMETERS, _FIXED)})
 
@@ -216,27 +217,17 @@ class PatsnapResponder:
             req.context.num_ignored = parsed.num_unknown
             found = parsed.request.input
             inputs = [found] if isinstance(found, str) else found
-            spec = GenerationSpec(
-                request_id=caller.request_id,
-                model=self._starter.default_model,
+            spec = generation_spec(
+                parsed.request,
+                caller,
+                self._starter.default_model,
+                Sampling(),
                 prompts=tuple(inputs),
                 max_prompt_tokens=MAX_PROMPT_TOKENS,
                 num_completions=NUM_OUTPUTS,
-                seed=draw_seed(),
-                sampling=Sampling(),
                 deadline=self._starter.deadline(started_at),
-                owner=caller.owner,
-                session=caller.session,
-                document=document_key(caller.owner, caller.session, inputs[0]),
             )
-            policy = SelectionPolicy(
-                prompt="",
-                num_suggestions=spec.num_branches,
-                length=spec.sampling.max_new_tokens,
-                similarity=100.0,
-                is_verbatim=True,
-            )
-            with self._starter.started(caller, spec, policy) as started:
+            with self._starter.started(caller, spec, selection_policy(spec, similarity=100.0)) as started:
                 result = started.result()
         texts = _texts(inputs, spec, result)
         output = texts[0] if isinstance(found, str) else texts

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.api.fields import OwnFields
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tolerance import TolerantParser
 from shared.parsing import BodyParser
@@ -16,11 +17,9 @@ from shared.parsing import BodyParser
 # No model reads more, and TERCET_MAX_BODY_BYTES is this by default.
 MAX_CONTEXT_CHARS = 1 << 20
 MAX_FEEDBACK_CHARS = 10_000
-# Languages without signs send their random numbers of 64 bits.
-MAX_SENT_SEED = 2**64 - 1
 
 
-class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class JobRequest(OwnFields, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`POST /jobs`: without the fields that only a waiting client can use. The upper bounds of `max_time` and
     `max_tokens` depend on a setting or the model; the resource checks them. A null is as leaving a field out."""
 
@@ -62,24 +61,9 @@ class JobRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
             " with all words before it",
         ),
     ] = 0.0
-    temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, description="a whole number, 1 or more (0 and -1: off)")] = 50
-    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1 (0 and 1: off)")] = 0.95
-    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (off) to 1")] = 0.0
     max_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="a whole number of tokens, from 1 to the model's context minus length, or -1 (that many)"),
-    ] = None
-    # Close to 0, it would make the logits of tokens infinite.
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100, description="a number from 0.01 to 100")] = 1.0
-    stop: Annotated[
-        list[Annotated[str, Meta(min_length=1, max_length=256)]],
-        Meta(max_length=8, description="a list of up to 8 strings of 1 to 256 characters"),
-    ] = []
-    single_line: Annotated[bool, Meta(description="true or false")] = False
-    seed: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description=f"a whole number from 0 to {MAX_SENT_SEED}, of which the lower 63 bits count, or -1 (random)"),
     ] = None
     clean: Annotated[
         bool,

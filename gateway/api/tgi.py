@@ -6,6 +6,7 @@ completion's text ends before its stop sequence.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import ExitStack
 from itertools import chain
@@ -18,12 +19,13 @@ from msgspec.structs import replace
 from gateway.api import sse
 from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.error_formats import ErrorFormat
+from gateway.api.fields import MAX_STOP_SEQUENCES, sampling_of
 from gateway.api.operation import COMPLETION_ERRORS, JSON, TEXT, Answer, Events, Operation, Operations
+from gateway.api.specs import generation_spec, selection_policy
 from gateway.api.tgi_answer import TgiAnswer
 from gateway.api.tgi_schema import (
     DEFAULT_MAX_NEW_TOKENS,
     MAX_BEST_OF,
-    MAX_STOP_SEQUENCES,
     MAX_TOP_N_TOKENS,
     TGI_ERRORS,
     TgiGeneration,
@@ -36,15 +38,14 @@ from gateway.api.tgi_schema import (
     parse_tgi_request,
 )
 from gateway.generation.request import GenerationSpec
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
-from gateway.generation.selection import SelectionPolicy, SelectionResult
+from gateway.generation.request_starter import Caller, RequestStarter
+from gateway.generation.selection import SelectionResult
 from gateway.generation.started_request import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
 from gateway.pool.tokenizing import PoolTokenizer
 from shared.errors import FieldError, InvalidRequest, PromptTooLong, Superseded
 from shared.plan import Model
-from shared.protocol import Sampling
 from shared.version import tercet_version
 
 TAG = "Text Generation Inference"
@@ -139,8 +140,7 @@ class TgiResponder:
         model = self._starter.model(None, "model")
         parameters, more = self._resolve(request, model, caller, started_at)
         spec = self._spec(request.prompts, parameters, model, caller, started_at, is_streamed=is_streamed)
-        policy = self._policy(request.prompts, parameters, spec)
-        started = stack.enter_context(self._starter.started(caller, spec, policy))
+        started = stack.enter_context(self._starter.started(caller, spec, selection_policy(spec, self._similarity)))
         return TgiAnswer(request.prompts, parameters, [*warnings, *more], spec, req.context), started
 
     def _resolve(
@@ -155,8 +155,6 @@ class TgiResponder:
         parameters = request.parameters or TgiParameters()
         changes: dict[str, Any] = {}
         warnings = []
-        if parameters.top_p == 0:  # the limit of small values: only the likeliest token is left
-            changes |= {"do_sample": True, "temperature": 0.0, "top_p": None}
         if parameters.truncate is not None and parameters.truncate >= model.n_ctx:
             changes["truncate"] = None
         number = parameters.max_new_tokens
@@ -185,16 +183,6 @@ class TgiResponder:
         )
         return len(found.ids)
 
-    def _policy(self, prompts: list[str], parameters: TgiParameters, spec: GenerationSpec) -> SelectionPolicy:
-        return SelectionPolicy(
-            prompt=prompts[0] if len(prompts) == 1 else "",
-            num_suggestions=spec.num_branches,
-            length=spec.sampling.max_new_tokens,
-            similarity=self._similarity,
-            keeps_greedy_text=spec.sampling.temperature == 0,
-            is_verbatim=not parameters.clean,
-        )
-
     def _spec(
         self,
         prompts: list[str],
@@ -208,25 +196,25 @@ class TgiResponder:
         max_new_tokens = parameters.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
         if parameters.clean:
             max_new_tokens = max(max_new_tokens, MIN_TOKENS)
-        has_tokens = is_streamed or bool(parameters.details)
+        has_tokens = is_streamed or parameters.details
         max_time_s = None if parameters.max_time is None else min(parameters.max_time, self._starter.timeout_s)
-        return GenerationSpec(
-            request_id=caller.request_id,
-            model=model.name,
+        sampling = sampling_of(parameters, max_new_tokens, model.vocab_size, stop=parameters.stop_strings)
+        spec = generation_spec(
+            parameters,
+            caller,
+            model.name,
+            sampling,
             prompts=tuple(prompts),
             max_prompt_tokens=parameters.truncate,
             num_completions=parameters.num_completions,
-            seed=settle_seed(parameters.seed),
-            sampling=_sampling(parameters, max_new_tokens, model.vocab_size),
-            ranks_first_token=True,  # several greedy completions of a text would be the same
-            heals=bool(parameters.clean),
-            echoes=bool(parameters.details and parameters.decoder_input_details),
-            num_top_logprobs=(parameters.top_n_tokens or 0) if has_tokens else None,
-            is_streamed=is_streamed,
             deadline=self._starter.deadline(started_at, max_time_s),
-            owner=caller.owner,
-            session=caller.session,
-            document=document_key(caller.owner, caller.session, prompts[0] if len(prompts) == 1 else ""),
+        )
+        return dataclasses.replace(
+            spec,
+            ranks_first_token=True,  # several greedy completions of a text would be the same
+            echoes=parameters.details and parameters.decoder_input_details,
+            num_top_logprobs=parameters.top_n_tokens if has_tokens else None,
+            is_streamed=is_streamed,
         )
 
 
@@ -248,25 +236,6 @@ def check_streamable(request: TgiRequest) -> None:
         raise invalid("decoder_input_details", "must be false in a stream")
     if parameters.clean:
         raise invalid("clean", "must be false in a stream; POST /autocomplete streams trimmed completions")
-
-
-def _sampling(parameters: TgiParameters, max_new_tokens: int, vocab_size: int) -> Sampling:
-    return Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=_temperature(parameters),
-        top_k=min(parameters.top_k or 0, vocab_size),
-        top_p=parameters.top_p or 1.0,
-        min_p=parameters.min_p or 0.0,
-        repetition_penalty=parameters.repetition_penalty or 1.0,
-        frequency_penalty=parameters.frequency_penalty or 0.0,
-        stop=parameters.stop_strings,
-    )
-
-
-def _temperature(parameters: TgiParameters) -> float:
-    if not parameters.is_sampled:
-        return 0.0
-    return 1.0 if parameters.temperature is None else parameters.temperature
 
 
 class GenerateResource:

@@ -7,12 +7,12 @@ Hugging Face's API and of SageMaker send. Knows no HTTP server and no model.
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.api.fields import MAX_STOP_SEQUENCES, TgiFields
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tolerance import PeerField, TolerantParser, Tolerated
 from shared.errors import (
@@ -34,7 +34,6 @@ MAX_INPUT_CHARS = 1 << 20
 MAX_INPUTS = 128
 MAX_COMPLETIONS = 256  # of a request: inputs × completions of each
 MAX_BEST_OF = 8
-MAX_STOP_SEQUENCES = 4
 MAX_TOP_N_TOKENS = 5
 DEFAULT_MAX_NEW_TOKENS = 100
 # The texts of the Pluto deployment of GPT-2 (github.com/pluto-lang/pluto, examples), for its clients.
@@ -42,13 +41,10 @@ EMPTY_BODY = "The request body is empty. Please provide a valid input."
 NO_INPUTS = "The request body is invalid. Please provide a valid input."
 
 _encode = msgspec.json.Encoder().encode
-_StopSequence = Annotated[str, Meta(max_length=256)]
-_StopSequences = _StopSequence | Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None
-_STOP_SEQUENCES = f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} of them"
 _Input = Annotated[str, Meta(min_length=1, max_length=MAX_INPUT_CHARS)]
 
 
-class TgiParameters(Struct, kw_only=True, frozen=True):
+class TgiParameters(TgiFields, kw_only=True, frozen=True):
     """Generation parameters. Null means the default. Without a seed, a random one is drawn; `details` say which.
     `clean` is an extension: healing, trimming and selection as in `/autocomplete`. Parameters of other servers are
     ignored, with `warnings` in the answer if they would change it; those without which the text would be wrong, such as
@@ -65,23 +61,6 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
         Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None,
         Meta(description=f"a whole number from 1 to {MAX_BEST_OF}: completions in the answer, which is a list then"),
     ] = None
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="a number from 0 (greedy) to 100")
-    ] = None
-    repetition_penalty: Annotated[
-        Annotated[float, Meta(ge=0.01, le=100)] | None, Meta(description="a number from 0.01 to 100")
-    ] = None
-    frequency_penalty: Annotated[
-        Annotated[float, Meta(ge=-2, le=2)] | None, Meta(description="a number from -2 to 2")
-    ] = None
-    top_k: Annotated[
-        Annotated[int, Meta(ge=-1)] | None, Meta(description="a whole number, 1 or more (0 and -1: off)")
-    ] = None
-    top_p: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="a number from 0 (greedy) to 1 (off)")
-    ] = None
-    min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="a number from 0 (off) to 1")] = None
-    do_sample: Annotated[bool | None, Meta(description="true or false")] = None
     max_new_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(
@@ -99,36 +78,26 @@ class TgiParameters(Struct, kw_only=True, frozen=True):
     max_time: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="a number of seconds (0: the limit)")] = (
         None
     )
-    return_full_text: Annotated[bool | None, Meta(description="true or false")] = None
-    stop: Annotated[_StopSequences, Meta(description=f"{_STOP_SEQUENCES} (empty: none)")] = None
-    stop_sequences: Annotated[_StopSequences, Meta(description=f"{_STOP_SEQUENCES} (added to stop)")] = None
-    seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
+    return_full_text: Annotated[bool, Meta(description="true or false")] = False
     truncate: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(description="a whole number of tokens, 1 or more (0 and -1: off): the end of inputs to use"),
     ] = None
-    details: Annotated[bool | None, Meta(description="true or false")] = None
-    decoder_input_details: Annotated[
-        bool | None, Meta(description="true (details have the tokens of inputs) or false")
-    ] = None
+    details: Annotated[bool, Meta(description="true or false")] = False
+    decoder_input_details: Annotated[bool, Meta(description="true (details have the tokens of inputs) or false")] = (
+        False
+    )
     top_n_tokens: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_TOP_N_TOKENS)] | None,
-        Meta(description=f"a whole number from 0 to {MAX_TOP_N_TOKENS}: likeliest tokens to report at each step"),
-    ] = None
+        int,
+        Meta(
+            ge=0,
+            le=MAX_TOP_N_TOKENS,
+            description=f"a whole number from 0 to {MAX_TOP_N_TOKENS}: likeliest tokens to report at each step",
+        ),
+    ] = 0
     clean: Annotated[
-        bool | None, Meta(description="true (healing, trimming and selection) or false (as the model made it)")
-    ] = None
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether tokens are drawn; else decoding is greedy."""
-        return bool(self.do_sample) or (self.temperature, self.top_k, self.top_p) != (None, None, None)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Both lists of stop sequences, each sequence once."""
-        lists = ([found] if isinstance(found, str) else found or () for found in (self.stop, self.stop_sequences))
-        return tuple(dict.fromkeys(filter(None, chain(*lists))))
+        bool, Meta(description="true (healing, trimming and selection) or false (as the model made it)")
+    ] = False
 
     @property
     def num_completions(self) -> int:
@@ -164,9 +133,6 @@ ALIASES = {
 # Text Generation Inference publishes the string "null" as an example of some parameters.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(TgiParameters.__struct_fields__, ("null",)),
-    "min_p": ("null", 0),
-    "seed": ("null", -1),
-    "stop": ("null", ""),
     "top_k": ("null", 0, -1),
     "truncate": ("null", 0, -1),
     "max_time": ("null", 0),

@@ -1,7 +1,7 @@
 """Parses bodies of other servers' dialects: what these servers ignore never fails a request.
 
-Three kinds of fields are not Tercet's: those of peers that change nothing, those that change the text and are not
-supported (a warning in the answer), and those without which the text would be wrong (refused by name). An unknown field
+Three kinds of fields are not Tercet's: those of peers that change nothing, those that change the answer and are not
+supported (a warning in it), and those without which the text would be wrong (refused by name). An unknown field
 is ignored with a warning, and may be a typo. The table of peers' fields is `gateway.api.peer_fields`. This module knows
 no dialect.
 """
@@ -35,14 +35,15 @@ class PeerField:
     """A field of other servers that Tercet does not have.
 
     Attributes:
-        effect: what ignoring it costs: nothing; something in the answer; another text than the client wants, which is
-            still a completion of its prompt; or a text that is wrong, so that the request is refused.
+        effect: what ignoring it costs: nothing; something in the answer, or another text than the client wants, which
+            is still a completion of its prompt, so that the client is warned; or a text that is wrong, so that the
+            request is refused.
         neutral: values that mean "as usual", besides null, false, 0 and what is empty. An empty object is a JSON schema
             that allows everything, so it is not neutral where the text would be wrong.
         note: the end of the warning or of the error.
     """
 
-    effect: Literal["none", "answer", "text", "wrong"]
+    effect: Literal["none", "warned", "wrong"]
     neutral: tuple[Any, ...] = ()
     note: str = ""
 

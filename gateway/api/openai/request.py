@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 from msgspec.structs import replace
 
+from gateway.api.fields import sampling_of
 from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
+from gateway.api.specs import generation_spec
 from gateway.generation.request import GenerationSpec, Prompt, cut_suffix
-from gateway.generation.request_starter import Caller, RequestStarter, document_key, settle_seed
+from gateway.generation.request_starter import Caller, RequestStarter
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import FieldError, PromptTooLong, invalid_field
 from shared.plan import Model
 from shared.protocol import Sampling
 
-# Named as in the public schema, with the same values.
-_SAMPLING_FIELDS = set(Sampling.__struct_fields__) & set(CompletionRequest.__struct_fields__) - {"logit_bias", "stop"}
 _TOKEN_ID = re.compile("[0-9]{1,9}")
 # Bias of a token that is never to be generated.
 MIN_BIAS = -100.0
@@ -30,10 +31,6 @@ def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest
     """
     changes: dict[str, Any] = {}
     warnings = []
-    if request.top_p == 0:  # the limit of small values: only the likeliest token is left
-        changes |= {"temperature": 0.0, "top_p": 1.0}
-    if not 0 <= request.top_k < model.vocab_size:
-        changes["top_k"] = 0
     if isinstance(request.logprobs, bool):
         changes["logprobs"] = 0 if request.logprobs else None
     if not request.stream:
@@ -55,7 +52,7 @@ def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest
     return replace(request, **changes), warnings
 
 
-def generation_spec(
+def completion_spec(
     request: CompletionRequest, model: Model, starter: RequestStarter, caller: Caller, started_at: float
 ) -> GenerationSpec:
     """What to generate for a request that `resolve` has returned.
@@ -76,24 +73,22 @@ def generation_spec(
     has_parts = not request.clean and request.max_tokens > 0 and not suffix
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
-    session = request.session or caller.session
-    return GenerationSpec(
-        request_id=caller.request_id,
-        model=model.name,
+    spec = generation_spec(
+        request,
+        caller,
+        model.name,
+        sampling,
         prompts=prompts,
         max_prompt_tokens=_max_prompt_tokens(request, model, sampling) if is_text else None,
         num_completions=num_completions,
-        seed=settle_seed(request.seed),
-        sampling=sampling,
+        deadline=deadline,
+    )
+    return dataclasses.replace(
+        spec,
         ranks_first_token=request.clean,
-        heals=request.clean,
         echoes=request.echo,
         num_top_logprobs=request.logprobs,
         is_streamed=request.stream and has_parts,
-        deadline=deadline,
-        owner=caller.owner,
-        session=session,
-        document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
         suffix=suffix,
     )
 
@@ -193,12 +188,8 @@ def _sampling(request: CompletionRequest, model: Model) -> Sampling:
     num_new_tokens = _num_new_tokens(request)
     if num_new_tokens >= model.n_ctx:
         raise invalid_field("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
-    return Sampling(
-        **{name: getattr(request, name) for name in _SAMPLING_FIELDS},
-        max_new_tokens=num_new_tokens,
-        logit_bias=tuple(_biases(request).items()),
-        stop=tuple(filter(None, [request.stop] if isinstance(request.stop, str) else request.stop)),
-    )
+    biases = tuple(_biases(request).items())
+    return sampling_of(request, num_new_tokens, model.vocab_size, logit_bias=biases)
 
 
 def _biases(request: CompletionRequest) -> dict[int, float]:

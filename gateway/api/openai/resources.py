@@ -19,7 +19,7 @@ from gateway.api import sse
 from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.openai import choices
 from gateway.api.openai.error_format import OPENAI_ERRORS, branch_error
-from gateway.api.openai.request import generation_spec, resolve
+from gateway.api.openai.request import completion_spec, resolve
 from gateway.api.openai.schema import (
     Choice,
     Completion,
@@ -31,9 +31,10 @@ from gateway.api.openai.schema import (
     parse_completion_request,
 )
 from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations, Parameter
-from gateway.generation.request import GenerationSpec, RequestContext
+from gateway.api.specs import selection_policy
+from gateway.generation.request import RequestContext
 from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.selection import SelectionResult, Suggestion
 from gateway.generation.suggestions import Output, TextDelta
 from shared.errors import (
     PromptTooLong,
@@ -115,8 +116,9 @@ class CompletionsResource:
             req.context.num_ignored = parsed.num_unknown
             model = self._starter.model(parsed.request.model, "model")
             request, warnings = resolve(parsed.request, model)
-            spec = generation_spec(request, model, self._starter, caller, started_at)
-            started = stack.enter_context(self._starter.started(caller, spec, self._policy(request, spec)))
+            spec = completion_spec(request, model, self._starter, caller, started_at)
+            policy = selection_policy(spec, self._similarity, request.max_tokens)
+            started = stack.enter_context(self._starter.started(caller, spec, policy))
             answer = _Answer(request, [*parsed.warnings, *warnings], started.context, req.context)
             if request.stream:
                 events = started.events()
@@ -128,18 +130,6 @@ class CompletionsResource:
                 return
             result = started.result()
         resp.data = _encode(answer.whole(result)) + b"\n"
-
-    def _policy(self, request: CompletionRequest, spec: GenerationSpec) -> SelectionPolicy:
-        prompt = spec.prompts[0]
-        return SelectionPolicy(
-            prompt=prompt if isinstance(prompt, str) else "",
-            num_suggestions=spec.num_branches,
-            length=request.max_tokens,
-            similarity=self._similarity,
-            keeps_greedy_text=request.temperature == 0,
-            is_verbatim=not request.clean,
-            fills_gap=bool(spec.suffix),
-        )
 
 
 class _Answer:

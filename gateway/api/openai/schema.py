@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.api.fields import OpenAIFields
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tolerance import TolerantParser
 
@@ -20,8 +21,6 @@ MAX_LOGPROBS = 1 << 19
 MAX_PROMPT_CHARS = 1 << 20
 _Text: TypeAlias = Annotated[str, Meta(max_length=MAX_PROMPT_CHARS)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0)]
-_Stop: TypeAlias = Annotated[str, Meta(max_length=256)]
-_Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class StreamOptions(Struct, kw_only=True, frozen=True):
@@ -31,7 +30,7 @@ class StreamOptions(Struct, kw_only=True, frozen=True):
     include_obfuscation: bool | None = None
 
 
-class CompletionRequest(Struct, kw_only=True, frozen=True):
+class CompletionRequest(OpenAIFields, kw_only=True, frozen=True):
     """`POST /v1/completions`. Optional fields may be null, which is as leaving them out. Fields of other servers are
     ignored, with `warnings` in the answer if they would change it; those without which the text would be wrong, such as
     a grammar, are an error.
@@ -59,18 +58,6 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
     best_of: Annotated[
         Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="a whole number from n to 8 (0: n)")
     ] = None
-    temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] = 1.0
-    top_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (greedy) to 1 (off)")] = 1.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2")] = 0.0
-    logit_bias: Annotated[
-        Annotated[dict[str, _Bias], Meta(max_length=1024)]
-        | Annotated[list[tuple[_TokenId | _Stop, _Bias | bool]], Meta(max_length=1024)],
-        Meta(
-            description="an object of up to 1024 members, token ids with numbers from -100 to 100, or a list of pairs"
-            " (false: never this token)"
-        ),
-    ] = {}
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | bool | None,
         Meta(
@@ -79,11 +66,6 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
         ),
     ] = None
     echo: Annotated[bool, Meta(description="true (begin each text with its prompt) or false")] = False
-    stop: Annotated[
-        _Stop | Annotated[list[_Stop], Meta(max_length=16)],
-        Meta(description="a string of up to 256 characters (empty: none), or a list of up to 16 of them"),
-    ] = []
-    seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     stream_options: Annotated[
         StreamOptions | None, Meta(description="an object with include_usage, true or false; only with stream")
@@ -107,10 +89,6 @@ class CompletionRequest(Struct, kw_only=True, frozen=True):
         Annotated[str, Meta(max_length=128)] | None,
         Meta(description="a string of up to 128 characters; a newer request of the session cancels the older one"),
     ] = None
-    top_k: Annotated[int, Meta(ge=-1, description="a whole number, 1 or more (0 and -1: off)")] = 0
-    min_p: Annotated[float, Meta(ge=0, le=1, description="a number from 0 (off) to 1")] = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100, description="a number from 0.01 to 100")] = 1.0
-    single_line: Annotated[bool, Meta(description="true (end at a newline) or false")] = False
     max_time: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="a number of seconds (0: the limit)")] = (
         None
     )
@@ -227,7 +205,6 @@ NEUTRAL = {
     "best_of": (0,),
     "logit_bias": ([],),
     "n_probs": (0,),
-    "seed": (-1,),
     "truncate_prompt_tokens": (0, -1),
     "truncate": (0, -1),
     "max_time": (0,),

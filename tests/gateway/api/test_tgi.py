@@ -104,7 +104,7 @@ def test_each_parameter_has_its_range(make_api: MakeApi, name: str, within: list
         ({"do_sample": True}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=1)),
         ({"temperature": 1.0}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=1)),
         ({"top_k": 7}, Sampling(max_new_tokens=100, temperature=1, top_k=7, top_p=1)),
-        ({"top_k": 501}, Sampling(max_new_tokens=100, temperature=1, top_k=500, top_p=1)),
+        ({"top_k": 501}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=1)),
         ({"top_k": 7, "top_p": 0}, Sampling(max_new_tokens=100, temperature=0, top_k=7, top_p=1)),
         ({"temperature": 0}, Sampling(max_new_tokens=100, temperature=0, top_k=0, top_p=1)),
         ({"top_p": 0.5}, Sampling(max_new_tokens=100, temperature=1, top_k=0, top_p=0.5)),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,17 @@ from structlog.testing import capture_logs
 from transformers import GenerationConfig
 
 from gateway.api.openai.schema import parse_completion_request
-from gateway.api.schema import AutocompleteRequest
+from gateway.api.sagemaker import parse_jumpstart_request, parse_patsnap_request
+from gateway.api.schema import (
+    AutocompleteRequest,
+    parse_autocomplete_request,
+    parse_feedback_request,
+    parse_others_job_request,
+)
 from gateway.api.tgi_schema import parse_tgi_body
 from gateway.api.tolerance import TolerantParser
 from shared.hangups import HangupWatcher
-from shared.parsing import fields_of
+from shared.parsing import BodyParser, fields_of
 from shared.protocol import MAX_SEED, GenerateRequest, TokenizeResponse
 from tests import compatibility
 from tests.gateway.api.conftest import Api, MakeApi
@@ -114,10 +119,25 @@ def test_a_known_field_of_peers_is_not_also_one_of_ours(parser: TolerantParser[A
     assert not parser.aliases.keys() & parser.peer_fields.keys()
 
 
-def test_the_table_is_written_from_the_schemas() -> None:
-    """After a change of a field: `python -m tests.compatibility >docs/COMPATIBILITY.md`."""
-    page = Path(__file__).parents[3] / "docs/COMPATIBILITY.md"
-    assert page.read_text(encoding="utf-8") == compatibility.page()
+def test_the_tables_are_written_from_the_schemas() -> None:
+    """After a change of a field: `python -m tests.compatibility`."""
+    for path, text in compatibility.pages().items():
+        assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    "parser",
+    [
+        *(parse_autocomplete_request, parse_others_job_request, parse_feedback_request, parse_completion_request),
+        *(parse_tgi_body, parse_jumpstart_request, parse_patsnap_request),
+    ],
+    ids=lambda parser: parser.kind.__name__,
+)
+def test_every_field_is_documented(parser: BodyParser[Any] | TolerantParser[Any]) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in compatibility.pages())
+    nested = [fields_of(annotation) for annotation in fields_of(parser.kind).values()]
+    names = {*fields_of(parser.kind), *parser.aliases, *(name for fields in nested for name in fields)}
+    assert not [name for name in names if f"`{name}`" not in text]
 
 
 @pytest.mark.parametrize(
