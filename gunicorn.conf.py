@@ -86,10 +86,6 @@ keepalive = 75
 forwarded_allow_ips = ""
 forwarder_headers = ""
 secure_scheme_headers: dict[str, str] = {}
-# Limits of a request's head; MAX_HEAD_BYTES in gateway/server/connections.py bounds all fields together.
-limit_request_line = 4094  # bytes; gunicorn's default, which could change
-limit_request_fields = 1000
-limit_request_field_size = 64 << 10  # bytes
 
 if role == "workers" and not plan.slots:
     sys.exit("TERCET_POOL without TERCET_MODELS leaves this machine without workers: start the gateway only.")

@@ -64,6 +64,7 @@ from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
 from gateway.server.classes import classify
 from gateway.server.early_refusals import find_early_refusal
+from gateway.server.request_parser import RequestHead
 from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
 from shared.api_keys import KeyFile
@@ -147,11 +148,11 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
             env[ASKED_PATH] = asked
         return super().__call__(env, start_response)
 
-    def classify(self, head: bytes) -> tuple[Work, str]:
-        return classify(head, WORK, self._prefix, needs_keys=self._needs_keys)
+    def classify(self, head: RequestHead) -> tuple[Work, str]:
+        return classify(head.raw, WORK, self._prefix, needs_keys=self._needs_keys)
 
-    def find_early_refusal(self, head: bytes) -> TercetError | None:
-        return find_early_refusal(head, self._fanout, self._metrics, needs_keys=self._needs_keys)
+    def find_early_refusal(self, head: RequestHead) -> TercetError | None:
+        return find_early_refusal(head.raw, self._fanout, self._metrics, needs_keys=self._needs_keys)
 
     @property
     def has_warm_slot(self) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from shared.settings import AccessSettings
+
 _METHODS = ("GET", "POST", "DELETE")
 # What Tercet sends and scripts could not read otherwise; OpenAI's SDK decides by x-should-retry.
 _EXPOSED_HEADERS = (
@@ -55,7 +57,14 @@ def preflight_headers(get_header: Callable[[str], str | None]) -> list[tuple[str
     ]
 
 
-def origin_of(request: bytes) -> str | None:
-    """The origin of a request that was not parsed, from its bytes, which may be incomplete; None: none, or several."""
+def refusal_headers(request: bytes, access: AccessSettings) -> list[tuple[str, str]]:
+    """The headers that let a page of a listed origin read why its request was refused.
+
+    Args:
+        request: its bytes, which may be incomplete.
+    """
+    if not access.origins:
+        return []
     found = _ORIGIN_FIELD.findall(request.partition(b"\r\n\r\n")[0] + b"\r\n")
-    return found[0].decode("ascii") if len(found) == 1 else None
+    origin = found[0].decode("ascii") if len(found) == 1 else ""
+    return response_headers(origin) if access.allows_origin(origin) else []

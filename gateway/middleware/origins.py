@@ -14,7 +14,7 @@ from collections.abc import Collection
 import falcon
 
 from gateway import cors
-from shared.errors import ForbiddenOrigin, UnknownHost
+from shared.errors import ForbiddenOrigin, MalformedRequest, UnknownHost
 from shared.settings import Settings
 
 STATIC_PREFIX = "/static/"
@@ -30,11 +30,14 @@ class Origins:
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
         """
         Raises:
+            MalformedRequest: a request of HTTP/1.1 has no `Host` header (RFC 9112, § 3.2).
             UnknownHost: the `Host` header does not name this server.
             ForbiddenOrigin: the request comes from a page of an origin that is not listed.
         """
         host = req.get_header("Host") or ""
         if req.path not in self._health_paths and not self._settings.allows_host(host):
+            if "HTTP_HOST" not in req.env and req.env["SERVER_PROTOCOL"] == "HTTP/1.1":
+                raise MalformedRequest("A request in HTTP/1.1 must have a Host header.")
             raise UnknownHost(f"Host {host!r} is not served here; add its name to TERCET_HOSTS.")
         if req.path.startswith(STATIC_PREFIX) and req.method in {"GET", "HEAD"}:
             resp.set_header("Access-Control-Allow-Origin", "*")  # whoever asks, so that caches need no `Vary`

@@ -1,4 +1,4 @@
-"""The HTTP server around gunicorn: connections, request heads, error responses, early refusals.
+"""The HTTP server in a process of gunicorn: connections, requests, responses, early refusals.
 
 Only the early refusals know a route; nothing here knows a dialect.
 """

@@ -1,61 +1,48 @@
 """The gateway's HTTP server: which connections are open, what a thread answers, when the process stops.
 
 gunicorn loads `GatewayServer` as its worker class. The main thread accepts connections, reads requests and flushes
-responses without blocking (`connections`). A complete request is answered by a thread, with gunicorn's own parser and
-WSGI code unless it is plain (`plain_requests`). What a client may hold is bounded: in time by
-`TERCET_CLIENT_TIMEOUT_S`, in number by the limit of open files, in memory by `MAX_BUFFERED_BYTES`.
+responses without blocking (`connections`). A complete request is answered by a thread (`wsgi`). A client's resources
+are bounded: in time by `TERCET_CLIENT_TIMEOUT_S`, in number by the limit of open files, in memory by
+`MAX_BUFFERED_BYTES`.
 
 Stopping has three forms. TERM alone: readiness turns 503 for `TERCET_DRAIN_S`, the listener closes, accepted requests
 finish, and shortly before the grace ends the remaining ones are cancelled, so that every client has an answer. After a
 reload, or if the master is dead: as TERM, but the listener closes at once.
 
-One file, because all of it changes the state of connections in one thread. It knows neither routes nor dialects, and
-of the app only `ServedApp`. gunicorn's master imports this module, so it must not import the app. It calls methods of
-gunicorn's `ThreadWorker` that gunicorn does not promise to keep; tests/gateway/server/test_http_server.py checks the
-pinned version.
+It knows no route, and of the app only `ServedApp`. gunicorn starts, replaces and stops the process; its master imports
+this module, so it must not import the app.
 """
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import resource
 import select
+import socket
 import ssl
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import structlog
-from gunicorn.http import get_parser
-from gunicorn.http.errors import LimitRequestHeaders, LimitRequestLine, NoMoreData, ParseException
-from gunicorn.http.wsgi import Response, base_environ
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.workers.base import Worker
+from gunicorn.workers.gthread import PollableMethodQueue
 
 from gateway import cors
-from gateway.server.connections import LINGER_S, Connection, Phase, RequestSource, Step
-from gateway.server.error_responses import encode_error, send_once
+from gateway.server import bounds
+from gateway.server.connections import LINGER_S, Connection, Phase, Step
 from gateway.server.large_reads import LargeReads
-from gateway.server.plain_requests import plain_environ, plain_head
+from gateway.server.listeners import Listeners
+from gateway.server.request_parser import Request, RequestHead
 from gateway.server.served_app import ServedApp
 from gateway.server.work import Work
 from gateway.server.work_queue import WorkQueue
+from gateway.server.wsgi import ResponseWriter, encode_error, make_environ, refuse_at_once
 from shared.call_threads import CallThreads
-from shared.errors import (
-    SPEAKS_HTTPS,
-    HeadersTooLarge,
-    MalformedRequest,
-    Overloaded,
-    RequestTimeout,
-    ShuttingDown,
-    TercetError,
-    UrlTooLong,
-)
+from shared.errors import SPEAKS_HTTPS, MalformedRequest, Overloaded, RequestTimeout, ShuttingDown, TercetError
 from shared.log_stream import finish_log
 from shared.masters.leases import Leases
 from shared.masters.startup import ServerTls
@@ -70,35 +57,6 @@ log = structlog.get_logger()
 SWITCH_INTERVAL_S = 0.002
 POLL_S = 0.25  # the longest time between two looks at deadlines
 STOP_POLL_S = 0.05  # and during a stop, which passes several of them one after the other
-# Requests that are not complete yet, of all connections together; a connection that holds little is not refused.
-MAX_BUFFERED_BYTES = 256 << 20
-MAX_UNCOUNTED_BYTES = 8 << 10
-# Descriptors kept free for log, metrics, state streams, and files that libraries open.
-SPARE_DESCRIPTORS = 32
-MAX_CONNECTIONS = 10_000
-# Share of the remaining file descriptors for clients; the rest is for branch connections, three to a request.
-CLIENT_SHARE = 0.6
-# Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
-# milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
-# answer no more requests a second. Of those that tokenize, two have a turn (MAX_TEXTS in gateway/pool/tokenizing.py),
-# the others parse or encode; of those for jobs, as many may wait for a store (MAX_CALLS in gateway/jobs/store.py).
-# Large requests have half of them, because they may take seconds.
-MAX_SMALL = 4
-MAX_LARGE = 2
-# Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
-# them in time, and its load moves to the others.
-MAX_CHECKING = 2
-# Requests of clients that send the next one before they have read the last response are answered by few threads, and
-# after completions: no client in use does it, and a flood of them would cost the others their turn.
-MAX_PIPELINING = 4
-# A completion that finds no free thread for this long is refused, and a large one somewhat later. There are threads for
-# all completions that may run or wait, so without one it would be refused anyway. Other requests wait as long as a
-# request may take, without a thread.
-MAX_READY_WAIT_S = 0.2
-# Share of the bytes that may be buffered which the requests of one class may have while they wait for a thread, 32 of
-# the largest by default: all classes together leave a quarter to requests that are not complete. Of completions more
-# wait, and briefly.
-CLASS_SHARE, COMPLETIONS_SHARE = 1 / 8, 1 / 4
 # How long a stopping worker keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
 # Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
@@ -108,17 +66,9 @@ EXIT_MARGIN_S = 0.1
 JOBS_STOP_S = 1.0
 # A new worker reports itself as ready once it knows a warm slot, or after this time: the pool may be down.
 MAX_WARM_WAIT_S = 5.0
-SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.FEEDBACK, Work.READS)
-_ACCEPTS_AT_ONCE = 64
-_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
-# What gunicorn's response object asks of the request.
-_PLAIN_REQUEST = SimpleNamespace(method="POST", version=(1, 1), should_close=lambda: False)
-
-
-class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hints
+class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
     """`gunicorn.conf.py` sets `life`, `leases`, `slot_index`, `settings`, `tls` and `activity_fd` before the fork."""
 
     life: WorkerLife
@@ -129,7 +79,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     activity_fd: int | None  # of a pipe to the supervisor; it gets a byte while completions are requested
     wsgi: ServedApp
     alive: bool
-    max_connections = MAX_CONNECTIONS  # fewer where descriptors do not suffice
+    max_connections = bounds.MAX_CONNECTIONS  # fewer where descriptors do not suffice
 
     def init_process(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -144,8 +94,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self._is_cancelled = False
         self._num_evicted = 0
         self._num_reported = 0
-        self._spare_file = open(os.devnull, "rb")  # noqa: SIM115
         self._poller = Poller()
+        self._listeners = Listeners(self.sockets, self._poller, self._take, self._make_room)
+        self._calls = PollableMethodQueue()  # of threads, to be run by the main thread
+        self._calls.init()
         try:
             super().init_process()  # returns when the worker stops
         except Exception as error:
@@ -153,7 +105,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             raise
         finally:
             # An interpreter that exits would stop these threads anywhere.
-            if any(queue.num_answering for queue in self._work.values()):
+            if self._num_busy_threads():
                 finish_log()
                 os._exit(0)
 
@@ -162,69 +114,40 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     def load_wsgi(self) -> None:
         super().load_wsgi()
-        self._derive_limits()
+        timeout_s = self.settings.limits.timeout_s
+        self._max_connections, self._work = bounds.divide_descriptors(self.max_connections, self.cfg.threads, timeout_s)
         self._threads = CallThreads("answer", sum(queue.max_threads for queue in self._work.values()))
-        self._base_environ = {
-            **base_environ(self.cfg),
-            "wsgi.multithread": True,
-            "wsgi.url_scheme": "http" if self.tls is None else "https",
-            "SERVER_PROTOCOL": "HTTP/1.1",
-            "SCRIPT_NAME": "",
-        }
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         completions = self._work[Work.COMPLETIONS]
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "open_connections": ("Open client connections", lambda: len(self._connections)),
+            "max_connections": ("Bound of open client connections", lambda: self._max_connections),
+            "evicted_connections": (
+                "Connections closed to make room for new ones, since the start",
+                lambda: self._num_evicted,
+            ),
+            "buffered_bytes": ("Bytes of requests that wait for their end or a thread", lambda: self._num_buffered),
+            "busy_threads": ("Threads that answer a request", self._num_busy_threads),
+            "max_busy_threads": ("Bound of threads that answer completions", lambda: completions.max_threads),
+            "open_descriptors": ("Open file descriptors", bounds.num_open_descriptors),
+            "max_descriptors": ("Limit of open file descriptors", bounds.max_descriptors),
+        }
         if self.tls is not None:
             expires_at = self.tls.expires_at
             text = "When the certificate that is served expires, in Unix seconds"
-            self.wsgi.watch_server({"certificate_expiry_seconds": (text, lambda: expires_at)})
-        self.wsgi.watch_server(
-            {
-                "open_connections": ("Open client connections", lambda: len(self._connections)),
-                "max_connections": ("Bound of open client connections", lambda: self._max_connections),
-                "evicted_connections": (
-                    "Connections closed to make room for new ones, since the start",
-                    lambda: self._num_evicted,
-                ),
-                "buffered_bytes": ("Bytes of requests that wait for their end or a thread", lambda: self._num_buffered),
-                "busy_threads": (
-                    "Threads that answer a request",
-                    lambda: sum(queue.num_answering for queue in self._work.values()),
-                ),
-                "max_busy_threads": ("Bound of threads that answer completions", lambda: completions.max_threads),
-                "open_descriptors": ("Open file descriptors", lambda: len(os.listdir(_DESCRIPTORS))),
-                "max_descriptors": ("Limit of open file descriptors", lambda: soft),
-            }
-        )
+            gauges["certificate_expiry_seconds"] = (text, lambda: expires_at)
+        self.wsgi.watch_server(gauges)
         self._started_at = time.monotonic()
-        self.life.load(partial(self.method_queue.defer, lambda: None))
+        self.life.load(partial(self._calls.defer, lambda: None))
 
-    def _derive_limits(self) -> None:
-        """How many connections may be open and how many requests of each class may be answered, so that descriptors
-        suffice. Classes besides completions use few of the spare ones."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = max(16, soft - len(os.listdir(_DESCRIPTORS)) - SPARE_DESCRIPTORS)
-        for_clients = min(MAX_CONNECTIONS, int(CLIENT_SHARE * free))
-        self._max_connections = min(self.max_connections, for_clients)
-        max_answering = max(2, min(self.cfg.threads, self._max_connections, (free - for_clients) // 3))
-        timeout_s = self.settings.limits.timeout_s
-        of_class, of_completions = int(CLASS_SHARE * MAX_BUFFERED_BYTES), int(COMPLETIONS_SHARE * MAX_BUFFERED_BYTES)
-        completions = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
-        self._work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class, MAX_LARGE, completions) for work in SMALL_CLASSES}
-        self._work[Work.COMPLETIONS] = completions
-        self._work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * self._max_connections)
-        self._work[Work.PIPELINED] = WorkQueue(MAX_PIPELINING, float("inf"), of_class)
+    def _num_busy_threads(self) -> int:
+        return sum(queue.num_answering for queue in self._work.values())
 
     # The main loop.
 
     def run(self) -> None:
-        self._poller.register(self.method_queue.fileno(), select.POLLIN)
-        for listener in self.sockets:
-            listener.setblocking(False)
-        # While a predecessor serves, it takes the connections: this process knows no slot yet.
-        self._is_accepting = len(self.leases.holders(self.slot_index)) <= 1
-        if self._is_accepting:
-            self._open_listeners()
-        listeners = {listener.fileno(): listener for listener in self.sockets}
+        self._poller.register(self._calls.fileno(), select.POLLIN)
+        if len(self.leases.holders(self.slot_index)) <= 1:  # else a predecessor serves, and this process knows no slot
+            self._listeners.open()
         sweep_at = 0.0
         while not self._is_finished(time.monotonic()):
             poll_s = POLL_S if self._stop_began_at is None else STOP_POLL_S
@@ -234,10 +157,10 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             events = self._poller.poll(poll_s)
             now = time.monotonic()
             for descriptor, _ in events:
-                if descriptor == self.method_queue.fileno():
-                    self.method_queue.run_callbacks(None)
-                elif descriptor in listeners:
-                    self._accept(listeners[descriptor], now)
+                if descriptor == self._calls.fileno():
+                    self._calls.run_callbacks(None)
+                elif descriptor in self._listeners.by_descriptor:
+                    self._listeners.accept(descriptor)
                 elif (connection := self._connections.get(descriptor)) is None:
                     continue
                 elif connection.is_receiving_large:
@@ -258,7 +181,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self._sweep(now)
                 self._report_warm()
                 self._report_activity()
-                if not self.is_parent_alive() and self._stop_began_at is None:
+                if self.ppid != os.getppid() and self._stop_began_at is None:
                     self._begin_stop(now - self.settings.server.drain_s)
         for connection in list(self._connections.values()):
             connection.abort()
@@ -272,7 +195,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         elapsed = now - self._stop_began_at
         drain_s = min(self.settings.server.drain_s, self.settings.server.grace_s / 2)
         if self._listening_ended_at is None and elapsed >= drain_s:
-            self._close_listeners(now)
+            self._listening_ended_at = now
+            self._listeners.close()
         if self._listening_ended_at is not None:
             is_last_moment = elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S
             self._end_unaccepted(now, now - self._listening_ended_at, is_last_moment)
@@ -330,40 +254,27 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # Connections.
 
-    def _accept(self, listener: Any, now: float) -> bool:
-        """Take connections from the backlog. Returns whether more may wait there."""
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                sock, client = listener.accept()
-            except ConnectionAbortedError:
-                continue
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:
-                    self._refuse_with_spare_descriptor(listener)
-                return False
-            if len(self._connections) >= self._max_connections and not self._evict():
-                send_once(sock, encode_error(self._overloaded("All connections of this server are in use.")))
-                sock.close()
-                continue
-            try:
-                connection = Connection(
-                    sock,
-                    client,
-                    listener.getsockname(),
-                    now=now,
-                    max_body_bytes=self.settings.limits.max_body_bytes,
-                    tls=None if self.tls is None else self.tls.context,
-                )
-            except OSError:  # reset before it was accepted
-                sock.close()
-                continue
-            self._connections[connection.fileno()] = connection
-            connection.response.on_unsent = partial(self.method_queue.defer, self._watch_unsent, connection)
-            self._poller.register(connection.fileno(), 0)
-            self._advance(connection, now)
-        return True
+    def _take(self, sock: socket.socket, client: Any, server: Any) -> None:
+        """A client has connected."""
+        now = time.monotonic()
+        if len(self._connections) >= self._max_connections and not self._evict():
+            refuse_at_once(sock, self._overloaded("All connections of this server are in use."))
+            return
+        max_body_bytes, tls = self.settings.limits.max_body_bytes, None if self.tls is None else self.tls.context
+        try:
+            connection = Connection(sock, client, server, now=now, max_body_bytes=max_body_bytes, tls=tls)
+        except OSError:  # reset before it was accepted
+            sock.close()
+            return
+        self._connections[connection.fileno()] = connection
+        connection.response.on_unsent = partial(self._calls.defer, self._watch_unsent, connection)
+        self._poller.register(connection.fileno(), 0)
+        self._advance(connection, now)
+
+    def _make_room(self, sock: socket.socket | None) -> None:
+        if sock is not None:
+            refuse_at_once(sock, self._overloaded("This server has no descriptor left."))
+        self._evict()
 
     def _evict(self) -> bool:
         """Close the connection that has been idle for longest, or else the one that is slowest to send a request."""
@@ -374,17 +285,6 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
                 self._close(min(idle, key=lambda connection: connection.since))
                 return True
         return False
-
-    def _refuse_with_spare_descriptor(self, listener: Any) -> None:
-        """Out of descriptors: take the connection with the one kept for this, refuse it, and make room."""
-        with suppress(OSError):
-            self._spare_file.close()
-            sock, _ = listener.accept()
-            send_once(sock, encode_error(self._overloaded("This server has no descriptor left.")))
-            sock.close()
-        self._evict()
-        with suppress(OSError):
-            self._spare_file = open(os.devnull, "rb")  # noqa: SIM115
 
     def _advance(self, connection: Connection, now: float) -> None:
         try:
@@ -402,33 +302,29 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         match step:
             case Step.WAIT_TO_READ:
                 self._arm(connection, select.POLLIN)
-                if connection.num_buffered_bytes > MAX_UNCOUNTED_BYTES and self._num_buffered > MAX_BUFFERED_BYTES:
+                holds_much = connection.num_buffered_bytes > bounds.MAX_UNCOUNTED_BYTES
+                if holds_much and self._num_buffered > bounds.MAX_BUFFERED_BYTES:
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
-            case Step.ANSWER if (refusal := self._early_refusal(connection)) is not None:
-                self._take_request(connection, now)
-                self._refuse(connection, refusal, now, keeps_connection=True)
-            case Step.ANSWER:
-                self._enqueue(connection, now)
-            case Step.REFUSE_HEAD:
-                self._refuse(connection, HeadersTooLarge("The request's headers are longer than 64 KiB."), now)
-            case Step.REFUSE_BODY:
-                self.wsgi.count_unparsed_request(MalformedRequest.status)
-                self._refuse(connection, MalformedRequest(connection.refusal), now)
+            case Step.ANSWER if (head := connection.parser.head) is not None:
+                self._admit(connection, head, now)
+            case Step.REFUSE if (refusal := connection.refusal) is not None:
+                self._report_refusal(refusal)
+                self._refuse(connection, refusal, now)
             case Step.CLOSE:
                 self._drop(connection)
             case Step.NOTHING:
                 pass
 
-    def _early_refusal(self, connection: Connection) -> TercetError | None:
-        if not self.alive or not connection.is_lone_request:
-            return None
-        return self.wsgi.find_early_refusal(connection.request_head)
-
-    def _enqueue(self, connection: Connection, now: float) -> None:
-        """A complete request waits for a thread of its class."""
-        connection.work, connection.owner = self.wsgi.classify(connection.request_head)
+    def _admit(self, connection: Connection, head: RequestHead, now: float) -> None:
+        """A complete request is refused, or waits for a thread of its class."""
+        refusal = self.wsgi.find_early_refusal(head) if self.alive and connection.parser.is_alone else None
+        if refusal is not None:
+            connection.take_request(now)
+            self._refuse(connection, refusal, now, keeps_connection=True)
+            return
+        connection.work, connection.owner = self.wsgi.classify(head)
         if connection.is_pipelining:
             connection.work = Work.PIPELINED
         connection.wait_for_thread(now)
@@ -439,7 +335,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
     def _refuse_waiting(self, connection: Connection, reason: str, now: float) -> None:
         """Refuse a complete request, which is no longer held."""
         self._refuse(connection, self._overloaded(reason), now)
-        connection.discard_received()
+        connection.parser.clear()
         self._count_buffered(connection)
 
     def _start_answers(self, work: Work, now: float) -> None:
@@ -448,21 +344,17 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             return
         queue = self._work[work]
         while (connection := queue.take(now)) is not None:
-            request = self._take_request(connection, now)
+            request = connection.take_request(now)
+            self._count_buffered(connection)
             try:
                 self._threads.submit(self._answer, connection, request)
             except Overloaded as error:
-                self._send_error(connection, error, request)
-                self.method_queue.defer(self._finish, connection, False, 0.0)
+                self._send_error(connection, request, error)
+                self._calls.defer(self._finish, connection, False, 0.0)
         if queue.has_waiting:
             self._resumes_at = min(self._resumes_at, queue.resumes_at)
         if work is Work.COMPLETIONS and self._work[Work.PIPELINED].has_waiting:
             self._start_answers(Work.PIPELINED, now)
-
-    def _take_request(self, connection: Connection, now: float) -> bytearray:
-        request = connection.take_request(now)
-        self._count_buffered(connection)
-        return request
 
     def _count_buffered(self, connection: Connection) -> None:
         self._num_buffered += connection.num_buffered_bytes - connection.num_counted_bytes
@@ -498,7 +390,7 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         self, connection: Connection, error: TercetError, now: float, *, keeps_connection: bool = False
     ) -> None:
         """Answer with an error, without a thread."""
-        headers = self._cors_headers(connection.received_head)
+        headers = cors.refusal_headers(connection.parser.received_head, self.settings.access)
         try:
             connection.response.sendall(encode_error(error, keeps_connection=keeps_connection, headers=headers))
             step = connection.finish_response(now, keeps_connection=keeps_connection)
@@ -506,11 +398,6 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._close(connection)
             return
         self._act(connection, step, now)
-
-    def _cors_headers(self, request: bytes) -> list[tuple[str, str]]:
-        """The headers that let a page of a listed origin read why its request was refused before it was parsed."""
-        origin = cors.origin_of(request) if self.settings.access.origins else None
-        return cors.response_headers(origin) if origin and self.settings.access.allows_origin(origin) else []
 
     def _finish(self, connection: Connection, keeps_connection: bool, busy_s: float) -> None:
         """A thread has answered, in `busy_s` of CPU time."""
@@ -530,78 +417,39 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
 
     # In a thread.
 
-    def _answer(self, connection: Connection, data: bytearray) -> None:
+    def _answer(self, connection: Connection, request: Request) -> None:
         keeps_connection, began_at = False, time.thread_time()
         try:
-            keeps_connection = self._respond(connection, data)
+            keeps_connection = self._respond(connection, request)
         finally:
-            self.method_queue.defer(self._finish, connection, keeps_connection, time.thread_time() - began_at)
+            self._calls.defer(self._finish, connection, keeps_connection, time.thread_time() - began_at)
 
-    def _respond(self, connection: Connection, data: bytearray) -> bool:
+    def _respond(self, connection: Connection, request: Request) -> bool:
         """Answer one request. Returns whether the connection may carry another."""
-        # What gunicorn's `handle_request` needs of a connection.
-        answered = SimpleNamespace(sock=connection.response, client=connection.client, server=connection.server)
+        sock, scheme = connection.response, "http" if self.tls is None else "https"
+        writer = ResponseWriter(sock.sendall, request, keeps_connection=self.alive and request.keeps_connection)
+        environ = make_environ(request, scheme, sock, connection.client, connection.server)
         try:
-            if (environ := self._plain_environ(connection, data)) is not None:
-                return self._respond_plainly(connection, environ)
-            request = next(get_parser(self.cfg, RequestSource(data), connection.client))
-            if connection.is_last_request:
-                request.force_close()
-            return bool(self.handle_request(request, answered))
-        except (NoMoreData, StopIteration):
-            return False
-        except ParseException as error:
-            self._send_error(connection, _malformed(error), data)
+            writer.respond(self.wsgi, environ)
         except OSError:  # the client is gone
             return False
         except BaseException as error:
             log.error("unhandled_exception", exc_info=error)
-            self._send_error(connection, TercetError("The server failed."), data)
-        return False
+            if not writer.has_begun:
+                self._send_error(connection, request, TercetError("The server failed."))
+            return False
+        return writer.keeps_connection
 
-    def _plain_environ(self, connection: Connection, data: bytearray) -> dict[str, Any] | None:
-        is_kept = self.alive and not connection.is_last_request
-        if not is_kept or not isinstance(connection.client, tuple) or not isinstance(connection.server, tuple):
-            return None
-        return plain_environ(data, self._base_environ, connection.response, connection.client, connection.server)
+    def _send_error(self, connection: Connection, request: Request, error: TercetError) -> None:
+        self._report_refusal(error)
+        headers = cors.refusal_headers(request.head.raw, self.settings.access)
+        with suppress(OSError):
+            connection.response.sendall(encode_error(error, headers=headers))
 
-    def _respond_plainly(self, connection: Connection, environ: dict[str, Any]) -> bool:
-        """`handle_request` for a plain request. gunicorn's response object writes what is not a plain response."""
-        response = Response(_PLAIN_REQUEST, connection.response, self.cfg)
-        write: Callable[[bytes], None] = response.write
-
-        def start_response(
-            status: str, headers: list[tuple[str, str]], exc_info: Any = None
-        ) -> Callable[[bytes], None]:
-            nonlocal write
-            if exc_info is None and (head := plain_head(status, headers)) is not None:
-                connection.response.sendall(head)
-                write = connection.response.sendall
-            else:
-                response.start_response(status, headers, exc_info)
-            return write
-
-        body = self.wsgi(environ, start_response)
-        try:
-            for part in body:
-                write(part)
-            if response.status is not None:
-                response.close()
-        except OSError:
-            raise
-        except BaseException as error:
-            log.error("unhandled_exception", exc_info=error)
-            return False  # the response has begun; that the connection ends shows that it is not complete
-        finally:
-            if hasattr(body, "close"):
-                body.close()
-        return response.status is None or not response.should_close()
-
-    def _send_error(self, connection: Connection, error: TercetError, request: bytearray) -> None:
+    def _report_refusal(self, error: TercetError) -> None:
+        """Log and count a request that the app does not see."""
         log.info("request_refused", code=error.code)
         self.wsgi.count_unparsed_request(error.status)
-        with suppress(OSError):
-            connection.response.sendall(encode_error(error, headers=self._cors_headers(bytes(request))))
 
     # Starting and stopping.
 
@@ -627,9 +475,8 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
         is_late = time.monotonic() - self._started_at > MAX_WARM_WAIT_S
         if self.life.phase is LifePhase.LOADING and (self.wsgi.has_warm_slot or is_late):
             self.life.warm()
-            if not self._is_accepting:
-                self._is_accepting = True
-                self._open_listeners()
+            if not self._listeners.are_open:
+                self._listeners.open()
             self.leases.mark_warm(self.slot_index, self.age)
 
     def _report_activity(self) -> None:
@@ -644,27 +491,3 @@ class GatewayServer(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type
             self._num_reported = num_arrived
             with suppress(BlockingIOError, BrokenPipeError):  # full, or the supervisor is gone
                 os.write(self.activity_fd, b".")
-
-    def _open_listeners(self) -> None:
-        for listener in self.sockets:
-            self._poller.register(listener.fileno(), select.POLLIN)
-
-    def _close_listeners(self, now: float) -> None:
-        """Take the connections that wait in the backlog, then close. The kernel resets what is left in a backlog. Those
-        of a predecessor that serves are left to it."""
-        self._listening_ended_at = now
-        for listener in self.sockets:
-            while self._is_accepting and self._accept(listener, now):
-                pass
-            with suppress(OSError, KeyError):
-                self._poller.unregister(listener.fileno())
-            listener.close()
-
-
-def _malformed(error: ParseException) -> TercetError:
-    """gunicorn's parse error as ours. Its text is dropped: it repeats what the client sent."""
-    if isinstance(error, LimitRequestLine):
-        return UrlTooLong("The request line is longer than 4,094 bytes; send the text in the body of a POST.")
-    if isinstance(error, LimitRequestHeaders):
-        return HeadersTooLarge("At most 1,000 header fields are accepted, of 64 KiB together.")
-    return MalformedRequest("The request line or a header field is not valid HTTP/1.1.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from gateway.server.request_parser import RequestHead
 from gateway.server.work import Work
 from shared.errors import TercetError
 
@@ -15,11 +16,11 @@ class ServedApp(Protocol):
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request, as WSGI defines it."""
 
-    def classify(self, head: bytes) -> tuple[Work, str]:
-        """Return the class of a complete HTTP request, and what distinguishes its owner."""
+    def classify(self, head: RequestHead) -> tuple[Work, str]:
+        """Return the class of a complete request, and what distinguishes its owner."""
 
-    def find_early_refusal(self, head: bytes) -> TercetError | None:
-        """Return the error that answers the complete HTTP request with this head now. None: it is to be parsed."""
+    def find_early_refusal(self, head: RequestHead) -> TercetError | None:
+        """Return the error that answers the complete request with this head now. None: the app answers it."""
 
     @property
     def has_warm_slot(self) -> bool:

@@ -1,5 +1,4 @@
-"""What the gateway's HTTP server needs of the pinned gunicorn, and moments of its stop that a process seldom shows.
-tests/e2e/test_clients.py tests its behaviour."""
+"""Moments of the gateway's HTTP server that a process seldom shows. tests/e2e/test_clients.py tests its behaviour."""
 
 from __future__ import annotations
 
@@ -8,32 +7,19 @@ import os
 import select
 import socket
 from collections.abc import Iterator
-from importlib.metadata import version
+from contextlib import closing
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import structlog
-from gunicorn.workers.gthread import ThreadWorker
 
 from gateway.server.connections import Phase
 from gateway.server.http_server import IDLE_LINGER_S, GatewayServer
+from gateway.server.listeners import Listeners
 from shared.sockets import Poller
 from tests.gateway.server.test_connections import GET, Peers, post
-
-OVERRIDDEN = {"init_process", "init_signals", "load_wsgi", "run"}
-
-
-def test_gunicorn_is_the_version_that_was_read() -> None:
-    """If this fails, read gthread.py, http/parser.py and http/wsgi.py again, then change this line."""
-    assert version("gunicorn") == "27.0.1"
-
-
-def test_no_method_overrides_one_of_gunicorn_by_accident() -> None:
-    theirs = {name for kind in ThreadWorker.__mro__[:-1] for name in vars(kind) if not name.startswith("__")}
-    ours = {name for name in vars(GatewayServer) if not name.startswith("__")}
-    assert ours & theirs == OVERRIDDEN
-
 
 ACCEPTED_AT = 100.0
 
@@ -59,7 +45,9 @@ def stopping(peers: Peers, *, is_replaced: bool) -> GatewayServer:
     """A server without its process, whose listener is closed, with one connection."""
     server = GatewayServer.__new__(GatewayServer)
     server.settings = SimpleNamespace(  # type: ignore[assignment]
-        server=SimpleNamespace(drain_s=0.0, grace_s=30.0), limits=SimpleNamespace(max_body_bytes=100)
+        server=SimpleNamespace(drain_s=0.0, grace_s=30.0),
+        limits=SimpleNamespace(max_body_bytes=100),
+        access=SimpleNamespace(origins=()),
     )
     server._connections = {peers.connection.fileno(): peers.connection}
     server._poller = Poller()
@@ -68,9 +56,15 @@ def stopping(peers: Peers, *, is_replaced: bool) -> GatewayServer:
     server._stop_began_at = server._listening_ended_at = ACCEPTED_AT
     server._is_replaced = is_replaced
     server._is_cancelled = False
-    server._is_accepting = True
-    server._cors_headers = lambda request: []  # type: ignore[method-assign]
     return server
+
+
+def listeners_of(server: GatewayServer, listener: Any) -> Listeners:
+    return Listeners([listener], server._poller, server._take, server._make_room)
+
+
+def listener_that(accept: Mock) -> Mock:
+    return Mock(accept=accept, fileno=lambda: 0)
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
@@ -113,8 +107,9 @@ def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(p
     server._listening_ended_at = None
     server._max_connections = 10
     server.tls = None
-    server.method_queue = SimpleNamespace(defer=lambda *_: None)
-    server.sockets = [listener]
+    server._calls = SimpleNamespace(defer=lambda *_: None)
+    server._listeners = listeners_of(server, listener)
+    server._listeners.open()
     assert not server._is_finished(ACCEPTED_AT + 10.0)
     [taken] = [c for c in server._connections.values() if c is not peers.connection]
     assert taken.client == client.getsockname()
@@ -129,18 +124,17 @@ def test_a_successor_that_stops_before_it_serves_leaves_the_backlog_to_its_prede
     listener, _ = waiting
     server = stopping(peers, is_replaced=False)
     server._listening_ended_at = None
-    server._is_accepting = False
-    server.sockets = [listener.dup()]
+    server._listeners = listeners_of(server, listener.dup())
     server._is_finished(ACCEPTED_AT + 10.0)
     sock, _ = listener.accept()
     sock.close()
 
 
-def test_a_connection_that_cannot_be_accepted_ends_nothing(peers: Peers) -> None:
-    server = stopping(peers, is_replaced=False)
-    for number in (errno.ENOBUFS, errno.ENOMEM, errno.EPROTO, errno.EPERM):
-        listener = SimpleNamespace(accept=Mock(side_effect=OSError(number, "injected")))
-        assert server._accept(listener, ACCEPTED_AT) is False
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.EPROTO, errno.EPERM])
+def test_a_connection_that_cannot_be_accepted_ends_nothing(number: int) -> None:
+    listener = listener_that(Mock(side_effect=OSError(number, "injected")))
+    with closing(Listeners([listener], Poller(), Mock(), Mock())) as listeners:
+        assert listeners.accept(0) is False
 
 
 def test_a_request_that_the_main_thread_fails_on_ends_with_its_connection(peers: Peers) -> None:
@@ -156,21 +150,32 @@ def test_a_request_that_the_main_thread_fails_on_ends_with_its_connection(peers:
     assert not server._connections
 
 
-def test_the_spare_descriptor_is_closed_once(peers: Peers, waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it could not be opened again, another file may have its number."""
-    listener, _ = waiting
+def test_without_a_descriptor_a_client_is_refused_with_the_spare_one_and_another_evicted(
+    peers: Peers, waiting: Waiting
+) -> None:
+    listener, client = waiting
     server = stopping(peers, is_replaced=False)
     server._num_evicted = 0
     server.wsgi = Mock()
-    server._spare_file = open(os.devnull, "rb")  # noqa: SIM115
-    number = server._spare_file.fileno()
+    full = listener_that(Mock(side_effect=[OSError(errno.EMFILE, "injected"), listener.accept()]))
+    with closing(listeners_of(server, full)) as listeners:
+        listeners.accept(0)
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+    assert peers.connection.phase is Phase.CLOSED
+
+
+def test_the_spare_descriptor_is_closed_once(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it could not be opened again, another file may have its number."""
+    listener, _ = waiting
+    listeners = Listeners([listener], Poller(), Mock(), lambda sock: None if sock is None else sock.close())
+    number = listeners._spare_file.fileno()
     with monkeypatch.context() as patched:
         patched.setattr("builtins.open", Mock(side_effect=OSError(errno.EMFILE, "injected")))
-        server._refuse_with_spare_descriptor(listener)
+        listeners._refuse_with_spare_descriptor(listener)
     other = os.open(os.devnull, os.O_RDONLY)
     os.dup2(other, number)
-    server._refuse_with_spare_descriptor(listener)
+    listeners._refuse_with_spare_descriptor(listener)
     os.fstat(number)
-    os.close(other)
-    os.close(number)
-    server._spare_file.close()
+    for descriptor in {other, number}:
+        os.close(descriptor)
+    listeners._spare_file.close()
