@@ -140,13 +140,6 @@ def test_a_body_in_chunks_that_no_route_reads_changes_nothing(
         assert found == status, (method, path)
 
 
-@pytest.mark.parametrize("fields", [b"", b"Content-Length: 0\r\n", CHUNKED])
-def test_an_empty_body_is_empty_however_it_is_framed(connection: HTTPConnection, fields: bytes) -> None:
-    status, text = ask(connection, head("/autocomplete", fields) + (b"0\r\n\r\n" if fields == CHUNKED else b""))
-    assert status == 400
-    assert "it is empty" in text
-
-
 @pytest.mark.parametrize("path", ["/autocomplete", "/v1/completions", "/jobs", "/feedback", "/", "/health/live"])
 def test_a_body_in_chunks_above_the_limit_is_refused_while_it_is_sent(tercet: SharedServer, path: str) -> None:
     chunk = b"10000\r\n" + b"x" * (1 << 16) + b"\r\n"

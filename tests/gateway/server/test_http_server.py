@@ -63,10 +63,6 @@ def listeners_of(server: GatewayServer, listener: Any) -> Listeners:
     return Listeners([listener], server._poller, server._take, server._make_room)
 
 
-def listener_that(accept: Mock) -> Mock:
-    return Mock(accept=accept, fileno=lambda: 0)
-
-
 @pytest.mark.parametrize("is_replaced", [True, False])
 def test_a_request_that_arrives_as_an_idle_connection_is_to_be_closed_is_read(peers: Peers, is_replaced: bool) -> None:
     """On a busy machine the main thread may sleep between its poll and its look at the time."""
@@ -132,7 +128,7 @@ def test_a_successor_that_stops_before_it_serves_leaves_the_backlog_to_its_prede
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.EPROTO, errno.EPERM])
 def test_a_connection_that_cannot_be_accepted_ends_nothing(number: int) -> None:
-    listener = listener_that(Mock(side_effect=OSError(number, "injected")))
+    listener = Mock(accept=Mock(side_effect=OSError(number, "injected")), fileno=lambda: 0)
     with closing(Listeners([listener], Poller(), Mock(), Mock())) as listeners:
         assert listeners.accept(0) is False
 
@@ -157,8 +153,8 @@ def test_without_a_descriptor_a_client_is_refused_with_the_spare_one_and_another
     server = stopping(peers, is_replaced=False)
     server._num_evicted = 0
     server.wsgi = Mock()
-    full = listener_that(Mock(side_effect=[OSError(errno.EMFILE, "injected"), listener.accept()]))
-    with closing(listeners_of(server, full)) as listeners:
+    accept = Mock(side_effect=[OSError(errno.EMFILE, "injected"), listener.accept()])
+    with closing(listeners_of(server, Mock(accept=accept, fileno=lambda: 0))) as listeners:
         listeners.accept(0)
     assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
     assert peers.connection.phase is Phase.CLOSED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from http.client import HTTPResponse
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,7 @@ from gunicorn.http import get_parser
 from gunicorn.http.wsgi import create
 
 from gateway.server.request_parser import Request, RequestParser
-from gateway.server.wsgi import ResponseWriter, encode_error, make_environ
-from shared.errors import UnsupportedCoding
+from gateway.server.wsgi import ResponseWriter, make_environ
 
 CLIENT, SERVER = ("127.0.0.1", 50123), ("127.0.0.1", 8000)
 CONFIG = Config()
@@ -61,11 +59,6 @@ def assert_as_gunicorns(data: bytes) -> None:
 )
 def test_an_environment_is_as_gunicorn_makes_it(data: bytes) -> None:
     assert_as_gunicorns(data)
-
-
-def test_the_ends_of_a_unix_socket_have_no_address() -> None:
-    environ = make_environ(parse(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"), "https", None, "", "/run/tercet.sock")
-    assert [environ[key] for key in ("REMOTE_ADDR", "SERVER_NAME", "SERVER_PORT")] == ["", "localhost", ""]
 
 
 # Responses.
@@ -157,16 +150,3 @@ def test_a_body_that_fails_is_closed_and_its_error_raised(num_parts: int) -> Non
     assert body.is_closed
     assert writer.has_begun is bool(num_parts)
     assert not b"".join(sent).endswith(b"0\r\n\r\n")
-
-
-@pytest.mark.parametrize("keeps_connection", [True, False])
-def test_an_error_that_the_app_does_not_see_is_a_problem(keeps_connection: bool) -> None:
-    error = UnsupportedCoding("No.", headers={"Retry-After": "1"})
-    data = encode_error(error, keeps_connection=keeps_connection, headers=[("Vary", "Origin")])
-    response = HTTPResponse(SimpleNamespace(makefile=lambda _: BytesIO(data)))  # type: ignore[arg-type]
-    response.begin()
-    assert response.status == error.status
-    assert response.headers["content-type"] == "application/problem+json"
-    assert (response.headers["retry-after"], response.headers["vary"]) == ("1", "Origin")
-    assert (response.headers["connection"] == "keep-alive") is keeps_connection
-    assert response.headers["x-request-id"].encode() in response.read()
