@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -309,8 +309,15 @@ def cut(text: str) -> str:
 
 
 def description_of(annotation: Any) -> str:
-    found = (meta.description for meta in get_args(annotation) if isinstance(meta, Meta))
-    return next((text for text in found if text), "of another type")
+    """What a field may be: the first description in its annotation."""
+    return next(_descriptions(annotation), "of another type")
+
+
+def _descriptions(annotation: Any) -> Iterator[str]:
+    parts = get_args(annotation)
+    yield from (part.description for part in parts if isinstance(part, Meta) and part.description)
+    for part in parts:
+        yield from _descriptions(part)
 
 
 def _syntax_error(raw: bytes, message: str) -> str:

@@ -7,12 +7,12 @@ from typing import Annotated
 import falcon
 from msgspec import Meta
 
+from gateway.api.fields import MAX_SESSION_CHARS
 from gateway.api.operation import Parameter
 from gateway.generation.request_starter import Caller
 from shared.errors import invalid_field
 
 SESSION_HEADER = "X-Session-Id"
-MAX_SESSION_CHARS = 128  # as of the field `session`
 SESSION_PARAMETER = Parameter(
     SESSION_HEADER,
     "header",

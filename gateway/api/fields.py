@@ -14,16 +14,40 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from shared.protocol import Sampling
 
 # Languages without signs send their random numbers of 64 bits.
 MAX_SENT_SEED = 2**64 - 1
 MAX_STOP_SEQUENCES = 4  # of Text Generation Inference
-_TOP_K = "a whole number, 1 or more (0 and -1: off): draws from this number of likeliest tokens"
+MAX_SESSION_CHARS = 128
+
+
+def number(low: float, high: float, words: str = "") -> Meta:
+    """A field's bounds, which begin its description; `words` follow them."""
+    return Meta(ge=low, le=high, description=f"a number from {low:g} to {high:g}{words}")
+
+
+def whole(low: int, high: int, words: str = "", of: str = "") -> Meta:
+    """As `number`, for a whole number, as one " of tokens"."""
+    return Meta(ge=low, le=high, description=f"a whole number{of} from {low} to {high}{words}")
+
+
+def text(max_length: int, words: str = "") -> Meta:
+    """As `number`, for a string."""
+    return Meta(max_length=max_length, description=f"a string of up to {max_length} characters{words}")
+
+
+_TOP_K = Meta(
+    ge=-1, description="a whole number, 1 or more (0 and -1: off): draws from this number of likeliest tokens"
+)
 _TOP_P = "draws from the likeliest tokens that have this probability together"
-_Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+_PENALTY = number(-2, 2)
+_SENT_SEED = Meta(
+    ge=-1, description=f"a whole number from 0 to {MAX_SENT_SEED}, of which the lower 63 bits count, or -1 (random)"
+)
+_SINGLE_LINE = Meta(description="true (end at a newline) or false")
 _Stop: TypeAlias = Annotated[str, Meta(max_length=256)]
 _Stops: TypeAlias = _Stop | Annotated[list[_Stop], Meta(max_length=MAX_STOP_SEQUENCES)]
 _Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
@@ -32,22 +56,10 @@ _Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 class SamplingFields(Struct, kw_only=True, frozen=True):
     """Those that all dialects have. By default, each changes nothing."""
 
-    min_p: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description="a number from 0 (off) to 1: drops tokens less likely than this share of the likeliest one",
-        ),
-    ] = 0.0
+    min_p: Annotated[float, number(0, 1, " (0: off): drops tokens less likely than this share of the likeliest")] = 0.0
     # Close to 0, it would make the logits of tokens infinite.
     repetition_penalty: Annotated[
-        float,
-        Meta(
-            ge=0.01,
-            le=100,
-            description="a number from 0.01 to 100: above 1, tokens that the text or its prompt has become less likely",
-        ),
+        float, number(0.01, 100, ": above 1, tokens that the text or its prompt has become less likely")
     ] = 1.0
     seed: Annotated[int | None, Meta(description="a whole number (-1: random)")] = None
 
@@ -55,28 +67,25 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
 class OwnFields(SamplingFields, kw_only=True, frozen=True):
     """Of `/autocomplete` and `/jobs`."""
 
-    temperature: Annotated[float, Meta(ge=0, le=5, description="a number from 0 to 5 (0: greedy)")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, description=_TOP_K)] = 50
-    top_p: Annotated[float, Meta(ge=0, le=1, description=f"a number from 0 to 1 (0 and 1: off): {_TOP_P}")] = 0.95
+    temperature: Annotated[float, number(0, 5, " (0: greedy)")] = 1.0
+    top_k: Annotated[int, _TOP_K] = 50
+    top_p: Annotated[float, number(0, 1, f" (0 and 1: off): {_TOP_P}")] = 0.95
     stop: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=256)]],
         Meta(max_length=8, description="a list of up to 8 strings of 1 to 256 characters, before which a text ends"),
     ] = []
-    single_line: Annotated[bool, Meta(description="true (end at a newline) or false")] = False
-    seed: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description=f"a whole number from 0 to {MAX_SENT_SEED}, of which the lower 63 bits count, or -1 (random)"),
-    ] = None
+    single_line: Annotated[bool, _SINGLE_LINE] = False
+    seed: Annotated[int, _SENT_SEED] | None = None
 
 
 class OpenAIFields(SamplingFields, kw_only=True, frozen=True):
     """Of `/v1/completions`. By default, each changes nothing."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2 (0: greedy)")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, description=_TOP_K)] = 0
-    top_p: Annotated[float, Meta(ge=0, le=1, description=f"a number from 0 (greedy) to 1 (off): {_TOP_P}")] = 1.0
-    frequency_penalty: Annotated[_Penalty, Meta(description="a number from -2 to 2")] = 0.0
-    presence_penalty: Annotated[_Penalty, Meta(description="a number from -2 to 2")] = 0.0
+    temperature: Annotated[float, number(0, 2, " (0: greedy)")] = 1.0
+    top_k: Annotated[int, _TOP_K] = 0
+    top_p: Annotated[float, number(0, 1, f" (0: greedy, 1: off): {_TOP_P}")] = 1.0
+    frequency_penalty: Annotated[float, _PENALTY] = 0.0
+    presence_penalty: Annotated[float, _PENALTY] = 0.0
     logit_bias: Annotated[
         Annotated[dict[str, _Bias], Meta(max_length=1024)]
         | Annotated[list[tuple[Annotated[int, Meta(ge=0)] | _Stop, _Bias | bool]], Meta(max_length=1024)],
@@ -89,21 +98,17 @@ class OpenAIFields(SamplingFields, kw_only=True, frozen=True):
         _Stop | Annotated[list[_Stop], Meta(max_length=16)],
         Meta(description="a string of up to 256 characters (empty: none), or a list of up to 16 of them"),
     ] = []
-    single_line: Annotated[bool, Meta(description="true (end at a newline) or false")] = False
+    single_line: Annotated[bool, _SINGLE_LINE] = False
 
 
 class TgiFields(SamplingFields, kw_only=True, frozen=True):
     """Of Text Generation Inference and JumpStart."""
 
     do_sample: Annotated[bool, Meta(description="true or false")] = False
-    temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="a number from 0 (greedy) to 100")
-    ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=-1)] | None, Meta(description=_TOP_K)] = None
-    top_p: Annotated[
-        Annotated[float, Meta(ge=0, le=1)] | None, Meta(description=f"a number from 0 (greedy) to 1 (off): {_TOP_P}")
-    ] = None
-    frequency_penalty: Annotated[_Penalty, Meta(description="a number from -2 to 2")] = 0.0
+    temperature: Annotated[float, number(0, 100, " (0: greedy)")] | None = None
+    top_k: Annotated[int, _TOP_K] | None = None
+    top_p: Annotated[float, number(0, 1, f" (0: greedy, 1: off): {_TOP_P}")] | None = None
+    frequency_penalty: Annotated[float, _PENALTY] = 0.0
     stop: Annotated[
         _Stops,
         Meta(description=f"a string of up to 256 characters, or a list of up to {MAX_STOP_SEQUENCES} (empty: none)"),
@@ -146,10 +151,12 @@ def sampling_of(request: SamplingFields, max_new_tokens: int, vocab_size: int, *
     if isinstance(request, TgiFields) and not request.is_sampled:
         values["temperature"] = 0.0
     values |= {"stop": _stop_strings(values["stop"]), "max_new_tokens": max_new_tokens}
-    return Sampling(**values)
+    # What is as usual is not sent to workers.
+    return Sampling(**{name: value for name, value in values.items() if value != _DEFAULTS[name]})
 
 
 _OFF = OpenAIFields()
+_DEFAULTS = structs.asdict(Sampling())
 _SHARED = set(Sampling.__struct_fields__) & set(OpenAIFields.__struct_fields__)
 
 

@@ -234,9 +234,12 @@ def _describe_parser(schema: Json, parser: BodyParser[Any] | TolerantParser[Any]
 
 
 def _nullable(schema: Json) -> Json:
-    """A field's schema that also accepts null."""
-    annotations: Json = {name: schema.pop(name) for name in ("description", "default") if name in schema}
-    return {"anyOf": [schema, {"type": "null"}], **annotations}
+    """A field's schema that also accepts null; its description is the field's, not that of one of its types."""
+    null = {"type": "null"}
+    options = schema.get("anyOf", [schema])
+    parts = (schema, *options)
+    found: Json = {name: one.pop(name) for one in parts for name in ("description", "default") if name in one}
+    return {"anyOf": [*(one for one in options if one != null), null], **found}
 
 
 def _operation(declared: _Declared, schemas: _Schemas, *, needs_key: bool) -> Json:

@@ -24,8 +24,15 @@ from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.specs import generation_spec, selection_policy
 from gateway.api.tgi import TgiResponder
-from gateway.api.tgi_schema import ALIASES, NEUTRAL, TgiParameters, TgiRequest, check_parameters
-from gateway.api.tgi_schema import MAX_INPUTS as MAX_TEXTS
+from gateway.api.tgi_schema import (
+    ALIASES,
+    MAX_INPUT_CHARS,
+    NEUTRAL,
+    Inputs,
+    TgiParameters,
+    TgiRequest,
+    check_parameters,
+)
 from gateway.api.tolerance import PeerField, TolerantParser
 from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
@@ -41,10 +48,8 @@ _SESSION = re.compile(r"(?:^|[;,])\s*session=([^;,\s]{1,128})")
 # Values of the deployment that Patsnap published: three texts for each input, up to ten inputs a request.
 NUM_OUTPUTS = 3
 MAX_INPUTS = 10
-MAX_INPUT_CHARS = 1 << 20
 MAX_PROMPT_TOKENS = 256
 _Input = Annotated[str, Meta(max_length=MAX_INPUT_CHARS)]
-_Text = Annotated[str, Meta(min_length=1, max_length=MAX_INPUT_CHARS)]
 _encode = msgspec.json.Encoder().encode
 Respond = Callable[[falcon.Request, falcon.Response, bytes], None]
 
@@ -237,10 +242,7 @@ class PatsnapResponder:
 class JumpStartRequest(TgiParameters, kw_only=True, frozen=True):
     """`{"text_inputs": …}` of JumpStart's text-generation containers: the parameters stand beside the text."""
 
-    text_inputs: Annotated[
-        _Text | Annotated[list[_Text], Meta(min_length=1, max_length=MAX_TEXTS)],
-        Meta(description=f"a string of 1 to {MAX_INPUT_CHARS} characters, or a list of 1 to {MAX_TEXTS} of them"),
-    ]
+    text_inputs: Inputs
 
 
 class JumpStartResponse(Struct, kw_only=True):

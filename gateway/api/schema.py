@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.fields import OwnFields
+from gateway.api.fields import MAX_SESSION_CHARS, OwnFields, number, text, whole
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tolerance import TolerantParser
 from shared.parsing import BodyParser
@@ -23,27 +23,18 @@ class JobRequest(OwnFields, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     """`POST /jobs`: without the fields that only a waiting client can use. The upper bounds of `max_time` and
     `max_tokens` depend on a setting or the model; the resource checks them. A null is as leaving a field out."""
 
-    context: Annotated[
-        str,
-        Meta(
-            max_length=MAX_CONTEXT_CHARS,
-            description=f"a string of up to {MAX_CONTEXT_CHARS} characters: the document before the cursor",
-        ),
-    ]
-    suffix: Annotated[
-        Annotated[str, Meta(max_length=MAX_CONTEXT_CHARS)] | None,
-        Meta(
-            description=f"a string of up to {MAX_CONTEXT_CHARS} characters: the text after the cursor, before which the"
-            " sentences have to fit"
-        ),
-    ] = None
-    n_samples: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 3
-    length: Annotated[int, Meta(ge=1, le=256, description="a whole number of tokens from 1 to 256")] = 20
-    max_time: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="a number of seconds above 0")] = None
-    model_size: Annotated[
-        Annotated[str, Meta(max_length=128)] | None,
-        Meta(description="the name of a model being served, of up to 128 characters"),
-    ] = None
+    context: Annotated[str, text(MAX_CONTEXT_CHARS, ": the document before the cursor")]
+    suffix: (
+        Annotated[str, text(MAX_CONTEXT_CHARS, ": the text after the cursor, before which the sentences have to fit")]
+        | None
+    ) = None
+    n_samples: Annotated[int, whole(1, 8)] = 3
+    length: Annotated[int, whole(1, 256, of=" of tokens")] = 20
+    max_time: Annotated[float, Meta(gt=0, description="a number of seconds above 0")] | None = None
+    model_size: (
+        Annotated[str, Meta(max_length=128, description="the name of a model being served, of up to 128 characters")]
+        | None
+    ) = None
     strategy: Annotated[
         Literal["sample", "idea", "predict"],
         Meta(
@@ -54,17 +45,18 @@ class JobRequest(OwnFields, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     ] = "sample"
     min_probability: Annotated[
         float,
-        Meta(
-            ge=0,
-            le=1,
-            description="a number from 0 to 1: predictions are cut after the last word that is this probable together"
-            " with all words before it",
-        ),
+        number(0, 1, ": predictions are cut after the last word that is this probable together with all before it"),
     ] = 0.0
-    max_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="a whole number of tokens, from 1 to the model's context minus length, or -1 (that many)"),
-    ] = None
+    max_tokens: (
+        Annotated[
+            int,
+            Meta(
+                ge=-1,
+                description="a whole number of tokens, from 1 to the model's context minus length, or -1 (that many)",
+            ),
+        ]
+        | None
+    ) = None
     clean: Annotated[
         bool,
         Meta(description="true, or false: completions as the model made them, without healing, trimming and selection"),
@@ -76,26 +68,15 @@ class JobRequest(OwnFields, forbid_unknown_fields=True, kw_only=True, frozen=Tru
             " another language or script; or false"
         ),
     ] = False
-    explain: Annotated[
-        Annotated[int, Meta(ge=1, le=10)] | None,
-        Meta(description="a whole number from 1 to 10: most likely tokens to report at each step"),
-    ] = None
+    explain: Annotated[int, whole(1, 10, ": most likely tokens to report at each step")] | None = None
 
 
 class AutocompleteRequest(JobRequest, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`POST /autocomplete`."""
 
-    session: Annotated[
-        Annotated[str, Meta(max_length=128)] | None, Meta(description="a string of up to 128 characters")
-    ] = None
+    session: Annotated[str, text(MAX_SESSION_CHARS)] | None = None
     sequence: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**53 - 1,
-            description=f"a whole number from 0 to {2**53 - 1}: the request's number in its session. One that arrives"
-            " after a request with a higher number is superseded by it",
-        ),
+        int, whole(0, 2**53 - 1, ": its number in its session; one that arrives after a higher number is superseded")
     ] = 0
     stream: Annotated[bool, Meta(description="true (server-sent events) or false")] = False
     corrections: Annotated[
@@ -201,20 +182,17 @@ class FeedbackRequest(Struct, forbid_unknown_fields=True, kw_only=True, frozen=T
     """
 
     id: Annotated[str, Meta(max_length=128, description="the id of an answer, of up to 128 characters")]
-    index: Annotated[int, Meta(ge=0, le=7, description="a whole number from 0 to 7: the sentence's place")]
+    index: Annotated[int, whole(0, 7, ": the sentence's place")]
     action: Annotated[
         Literal["accepted", "rejected", "ignored"], Meta(description="one of accepted, rejected, ignored")
     ]
-    characters: Annotated[
-        int, Meta(ge=0, le=MAX_FEEDBACK_CHARS, description="a whole number from 0 to 10000: characters taken over")
-    ] = 0
-    kept: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_FEEDBACK_CHARS)] | None,
-        Meta(
-            description="a whole number from 0 to 10000: characters taken over that are still in the document later, at"
-            " most those taken over; null: not known"
-        ),
-    ] = None
+    characters: Annotated[int, whole(0, MAX_FEEDBACK_CHARS, ": characters taken over")] = 0
+    kept: (
+        Annotated[
+            int, whole(0, MAX_FEEDBACK_CHARS, ": those of the characters taken over that are in the document later")
+        ]
+        | None
+    ) = None
 
 
 parse_autocomplete_request = BodyParser(AutocompleteRequest, ALIASES)

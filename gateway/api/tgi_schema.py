@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.api.fields import MAX_STOP_SEQUENCES, TgiFields
+from gateway.api.fields import MAX_STOP_SEQUENCES, TgiFields, whole
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tolerance import PeerField, TolerantParser, Tolerated
 from shared.errors import (
@@ -42,6 +42,13 @@ NO_INPUTS = "The request body is invalid. Please provide a valid input."
 
 _encode = msgspec.json.Encoder().encode
 _Input = Annotated[str, Meta(min_length=1, max_length=MAX_INPUT_CHARS)]
+Inputs = Annotated[
+    _Input | Annotated[list[_Input], Meta(min_length=1, max_length=MAX_INPUTS)],
+    Meta(
+        description=f"a string of 1 to {MAX_INPUT_CHARS} characters, the text to continue, or a list of 1 to"
+        f" {MAX_INPUTS} of them"
+    ),
+]
 
 
 class TgiParameters(TgiFields, kw_only=True, frozen=True):
@@ -50,17 +57,12 @@ class TgiParameters(TgiFields, kw_only=True, frozen=True):
     ignored, with `warnings` in the answer if they would change it; those without which the text would be wrong, such as
     a grammar, are an error."""
 
-    best_of: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_BEST_OF)] | None,
-        Meta(
-            description=f"a whole number from 1 to {MAX_BEST_OF} (0: 1): the likeliest of so many completions is the"
-            " answer"
-        ),
-    ] = None
-    num_return_sequences: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None,
-        Meta(description=f"a whole number from 1 to {MAX_BEST_OF}: completions in the answer, which is a list then"),
-    ] = None
+    best_of: (
+        Annotated[int, whole(0, MAX_BEST_OF, " (0: 1): the likeliest of so many completions is the answer")] | None
+    ) = None
+    num_return_sequences: (
+        Annotated[int, whole(1, MAX_BEST_OF, ": completions in the answer, which is a list then")] | None
+    ) = None
     max_new_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         Meta(
@@ -75,9 +77,7 @@ class TgiParameters(TgiFields, kw_only=True, frozen=True):
             " first"
         ),
     ] = None
-    max_time: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="a number of seconds (0: the limit)")] = (
-        None
-    )
+    max_time: Annotated[float, Meta(ge=0, description="a number of seconds (0: the limit)")] | None = None
     return_full_text: Annotated[bool, Meta(description="true or false")] = False
     truncate: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
@@ -87,14 +87,7 @@ class TgiParameters(TgiFields, kw_only=True, frozen=True):
     decoder_input_details: Annotated[bool, Meta(description="true (details have the tokens of inputs) or false")] = (
         False
     )
-    top_n_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=MAX_TOP_N_TOKENS,
-            description=f"a whole number from 0 to {MAX_TOP_N_TOKENS}: likeliest tokens to report at each step",
-        ),
-    ] = 0
+    top_n_tokens: Annotated[int, whole(0, MAX_TOP_N_TOKENS, ": likeliest tokens to report at each step")] = 0
     clean: Annotated[
         bool, Meta(description="true (healing, trimming and selection) or false (as the model made it)")
     ] = False
@@ -108,13 +101,7 @@ class TgiParameters(TgiFields, kw_only=True, frozen=True):
 class TgiRequest(Struct, kw_only=True, frozen=True):
     """`POST /`, `/generate` and `/generate_stream`. The answer to a list of inputs is the list of their answers."""
 
-    inputs: Annotated[
-        _Input | Annotated[list[_Input], Meta(min_length=1, max_length=MAX_INPUTS)],
-        Meta(
-            description=f"a string of 1 to {MAX_INPUT_CHARS} characters, the text to continue, or a list of 1 to"
-            f" {MAX_INPUTS} of them"
-        ),
-    ]
+    inputs: Inputs
     parameters: Annotated[TgiParameters | None, Meta(description="an object of generation parameters")] = None
     stream: Annotated[bool | None, Meta(description="true (server-sent events) or false")] = None
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.api.fields import OpenAIFields
+from gateway.api.fields import MAX_SESSION_CHARS, OpenAIFields, text, whole
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tolerance import TolerantParser
 
@@ -54,10 +54,8 @@ class CompletionRequest(OpenAIFields, kw_only=True, frozen=True):
             " the model's context",
         ),
     ] = 16
-    n: Annotated[int, Meta(ge=1, le=8, description="a whole number from 1 to 8")] = 1
-    best_of: Annotated[
-        Annotated[int, Meta(ge=0, le=8)] | None, Meta(description="a whole number from n to 8 (0: n)")
-    ] = None
+    n: Annotated[int, whole(1, 8)] = 1
+    best_of: Annotated[int, Meta(ge=0, le=8, description="a whole number from n to 8 (0: n)")] | None = None
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=20)] | bool | None,
         Meta(
@@ -72,11 +70,7 @@ class CompletionRequest(OpenAIFields, kw_only=True, frozen=True):
     ] = None
     suffix: Annotated[
         str,
-        Meta(
-            max_length=MAX_PROMPT_CHARS,
-            description=f"a string of up to {MAX_PROMPT_CHARS} characters: the text after the gap that the completions"
-            " fill; they end where they run into it",
-        ),
+        text(MAX_PROMPT_CHARS, ": the text after the gap that the completions fill; they end where they run into it"),
     ] = ""
     clean: Annotated[
         bool,
@@ -85,17 +79,14 @@ class CompletionRequest(OpenAIFields, kw_only=True, frozen=True):
             " without best_of, echo and logprobs) or false"
         ),
     ] = False
-    session: Annotated[
-        Annotated[str, Meta(max_length=128)] | None,
-        Meta(description="a string of up to 128 characters; a newer request of the session cancels the older one"),
-    ] = None
-    max_time: Annotated[Annotated[float, Meta(ge=0)] | None, Meta(description="a number of seconds (0: the limit)")] = (
-        None
-    )
-    truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="a whole number of tokens, 1 or more (-1: off): the end of each prompt to use"),
-    ] = None
+    session: (
+        Annotated[str, text(MAX_SESSION_CHARS, "; a newer request of the session cancels the older one")] | None
+    ) = None
+    max_time: Annotated[float, Meta(ge=0, description="a number of seconds (0: the limit)")] | None = None
+    truncate_prompt_tokens: (
+        Annotated[int, Meta(ge=-1, description="a whole number of tokens, 1 or more (-1: off): the end of each to use")]
+        | None
+    ) = None
 
 
 class Logprobs(Struct, kw_only=True):

@@ -275,27 +275,6 @@ def last_call(api: Api) -> GenerateRequest:
     return api.pool.workers[0].calls[-1]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"n": 2}, {"temperature": 2}, {"clean": True}, {"stream": True}, {"best_of": 3}, {"top_k": 5}],
-    ids=json.dumps,
-)
-def test_top_p_0_is_greedy_in_the_dialects_of_others(api: Api, fields: dict[str, Any]) -> None:
-    assert api.post("/v1/completions", {"prompt": "The", "top_p": 0, **fields}).status_code == 200
-    assert (last_call(api).sampling.temperature, last_call(api).sampling.top_p) == (0, 1)
-
-
-def test_top_p_0_is_greedy_or_off_as_the_dialect_has_it(api: Api, sagemaker: Api) -> None:
-    assert post(api, "/generate", {"top_p": 0.0, "temperature": 2, "do_sample": True}).status_code == 200
-    assert last_call(api).sampling.temperature == 0
-    for name in ("inputs", "text_inputs"):
-        body = {name: "a", "top_p": 0, "parameters": {"top_p": 0}}
-        assert sagemaker.post("/invocations", body).status_code == 200
-        assert last_call(sagemaker).sampling.temperature == 0
-    assert api.complete(top_p=0).status_code == 200  # the published deployment's rule: off
-    assert (last_call(api).sampling.temperature, last_call(api).sampling.top_p) == (1, 0)
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/", "/autocomplete"])
 def test_seed_minus_1_is_random_and_a_seed_of_64_bits_counts(api: Api, path: str) -> None:
     def seed(value: int) -> int:
@@ -308,16 +287,6 @@ def test_seed_minus_1_is_random_and_a_seed_of_64_bits_counts(api: Api, path: str
     assert seed(7) == 7
     assert seed(MAX_SEED + 8) == 7
     assert seed(2**64 - 3) == MAX_SEED - 2
-
-
-@pytest.mark.parametrize("value", [-1, 0, VOCAB_SIZE, VOCAB_SIZE + 1, 10**30])
-@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/autocomplete"])
-def test_top_k_is_off_below_1_and_beyond_the_vocabulary(api: Api, path: str, value: int) -> None:
-    if path == "/autocomplete":
-        assert api.complete(top_k=value).status_code == 200
-    else:
-        assert post(api, path, {"top_k": value, "temperature": 1}).status_code == 200
-    assert last_call(api).sampling.top_k in {0, VOCAB_SIZE}
 
 
 def test_minus_1_tokens_are_as_many_as_there_is_room_for(api: Api) -> None:
@@ -345,14 +314,6 @@ def test_biases_of_tokens_that_do_not_exist_are_ignored_with_a_warning(api: Api)
         assert len(warnings) == bool(num_ignored)
         assert all(f"ignored for {num_ignored} tokens" in warning for warning in warnings)
         assert last_call(api).sampling.logit_bias == known
-
-
-def test_an_empty_stop_stops_nothing(api: Api) -> None:
-    for stop in ("", [], [""], ["", ""]):
-        assert warnings_of(post(api, "/v1/completions", {"stop": stop})) == []
-        assert last_call(api).sampling.stop == ()
-    assert warnings_of(post(api, "/v1/completions", {"stop": ["", "x"]})) == []
-    assert last_call(api).sampling.stop == ("x",)
 
 
 def test_truncate_prompt_tokens_is_honoured(api: Api) -> None:
