@@ -69,6 +69,7 @@ class DocsPage(ObservedPage):
 
     def __init__(self, page: Page, tercet: Tercet) -> None:
         super().__init__(page, tercet)
+        page.set_default_timeout(3 * TIMEOUT_MS)  # the viewer renders an operation for seconds on a busy machine
         self.operations = page.locator(".opblock")
 
     def operation(self, method: str, path: str) -> Locator:
