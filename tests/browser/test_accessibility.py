@@ -96,47 +96,6 @@ def test_every_control_is_reachable_with_the_keyboard(editor: Editor) -> None:
     editor.wait_for_response()
 
 
-DEEDS = (
-    *("walked along the shore until it was dark", "mended his nets before the house", "wrote a long letter to his son"),
-    *(
-        "sailed to the island and came back late",
-        "sold his fish at the market",
-        "slept, because the wind was too strong",
-    ),
-)
-
-
-def test_the_page_fits_a_phone_and_works_by_touch(open_page: OpenPage) -> None:
-    editor = open_page(mode="off", context=PHONE)
-    page = editor.page
-    editor.text.tap()
-    page.keyboard.insert_text(
-        " ".join(f"On day {number} he {deed}." for number, deed in enumerate(DEEDS)) + " " + OPENING
-    )
-    before = editor.value
-    page.get_by_role("button", name="Suggest", exact=True).tap()
-    rows = editor.wait_for_response()
-    assert len(rows) == 3
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    for element in [editor.list, *page.locator("#panel-actions button:visible").all()]:
-        box = element.bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 360
-        assert box["y"] >= 0
-        assert box["y"] + box["height"] <= 720
-        assert box["height"] >= 24  # WCAG 2.5.8
-    editor.options.first.tap()
-    assert len(editor.value) > len(before)
-    assert editor.value.startswith(before)
-    expect(editor.list).to_be_hidden()
-    page.get_by_role("button", name="Settings").tap()
-    popover = page.get_by_role("form", name="Settings").bounding_box()
-    assert popover is not None
-    assert popover["x"] >= 0
-    assert popover["x"] + popover["width"] <= 360
-
-
 def test_dark_and_light_schemes_differ(open_page: OpenPage) -> None:
     backgrounds = [
         open_page(context={"color_scheme": scheme}).page.evaluate(

@@ -1,4 +1,7 @@
-"""The pages behind nginx, which serves them below a path of its own: `deploy/nginx.conf` with its lines for that."""
+"""The pages behind nginx, which serves them below a path of its own: `deploy/nginx.conf` with its lines for that.
+
+That a proxy may also leave its path in requests is tested in tests/gateway/test_paths.py.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from tests.nginx import nginx
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
 PATH = "/tools/tercet"
 REMOVED = {"# rewrite ^/tools": "rewrite ^/tools"}
-# As proxies that cannot change a path: the server knows it from TERCET_PUBLIC_URL.
-LEFT: dict[str, str] = {}
 
 
 @dataclass
@@ -28,14 +29,12 @@ class Below:
     url: str
 
 
-@pytest.fixture(scope="module", params=[REMOVED, LEFT], ids=["removed", "left"])
-def below(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Below]:
+@pytest.fixture(scope="module")
+def below(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Below]:
     base = tmp_path_factory.mktemp("below")
     port = free_port()
     url = f"http://127.0.0.1:{port}{PATH}"
-    with running(base / "t", public_url=url) as tercet, nginx(base, tercet.port, request.param, port):
+    with running(base / "t", public_url=url) as tercet, nginx(base, tercet.port, REMOVED, port):
         yield Below(tercet, url)
 
 
@@ -96,7 +95,6 @@ def test_a_job_is_found_at_its_location(below: Below) -> None:
         assert http.get(f"{below.url}/endpoint").text == below.url
 
 
-@pytest.mark.parametrize("below", [REMOVED], ids=["removed"], indirect=True)
 def test_figures_of_the_machine_stay_with_the_machine(below: Below) -> None:
     """Where nginx removes the path, its rules for a path hold below it too."""
     transport = httpx.HTTPTransport(local_address="127.0.0.2")

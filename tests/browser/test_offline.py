@@ -29,10 +29,10 @@ CACHED_URLS = """async () => {
 }"""
 
 
-@pytest.fixture
-def tercet(browser: Browser, tmp_path: Path) -> Iterator[Tercet]:
-    """An instance of its own, to be killed."""
-    with running(tmp_path) as instance:
+@pytest.fixture(scope="module")
+def tercet(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    """An instance that is killed and started again; the last test stops it."""
+    with running(tmp_path_factory.mktemp("t")) as instance:
         yield instance
 
 

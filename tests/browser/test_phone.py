@@ -186,6 +186,9 @@ SMALL = """() => Array.from(document.querySelectorAll("button, select, summary, 
   .filter((element) => element.checkVisibility() && element.offsetWidth > 1)
   .map((element) => [element.textContent || element.id, element.offsetWidth, element.offsetHeight])
   .filter(([, width, height]) => width < 44 || height < 44)"""
+# Of each open popover, whether it is inside the window.
+INSIDE = """() => Array.from(document.querySelectorAll(":popover-open"), (popover) => popover.getBoundingClientRect())
+  .map(({ left, right }) => left >= 0 && right <= innerWidth)"""
 
 
 def test_what_is_tapped_is_large_enough(phone: Editor) -> None:
@@ -196,6 +199,7 @@ def test_what_is_tapped_is_large_enough(phone: Editor) -> None:
         phone.page.locator(name).tap()
         phone.page.locator(".cm-search, .popover:popover-open").last.wait_for()
         assert phone.page.evaluate(SMALL) == [], name
+        assert all(phone.page.evaluate(INSIDE)), name
 
 
 @pytest.mark.parametrize("composed", ["", "drip"])

@@ -10,11 +10,12 @@ import pytest
 
 from tests.npm_package import NpmPackage
 
-# A completer with a clock that `run(ms)` moves, and a server that answers within `latencyMs`. `ideas` has the times at
-# which one was requested; `shown()` is what is on show.
+# A completer with a clock that `run(ms)` moves, and a server that answers within `latencyMs`. `ideas` and `predictions`
+# have the times at which one was requested; `shown()` is what is on show. `begin` starts with another text and a new
+# completer; `press` returns whether a chord was handled; `compose` replaces what an input method composes.
 WORLD = """
 import { Completer } from "./node_modules/tercet-client/completer.js";
-let nowMs = 0, timers = [], numTimers = 0, text = "", view, answer = () => [], latencyMs = 40;
+let completer, nowMs = 0, timers = [], numTimers = 0, text, after, composed, view, answer = () => [], latencyMs = 40;
 performance.now = () => nowMs;
 globalThis.setTimeout = (run, ms = 0) => (timers.push({ id: ++numTimers, atMs: nowMs + ms, run }), numTimers);
 globalThis.clearTimeout = (id) => (timers = timers.filter((each) => each.id !== id));
@@ -33,15 +34,43 @@ const complete = ({ strategy }) => new Promise((done) => {
   const sentences = answer(strategy).map(([value, usefulness]) => ({ value, usefulness, seed: 1 }));
   setTimeout(() => done({ id: "1", sentences }), latencyMs);
 });
-const type = async (typed, ms) => (text += typed, completer.changed(), await run(ms));
+async function* stream(request) {
+  const data = await complete(request);
+  for (const [branch, sentence] of data.sentences.entries()) yield { name: "sentence", data: { ...sentence, branch } };
+  yield { name: "done", data };
+}
+const type = async (typed, ms = 0) => (text += typed, completer.changed(), await run(ms));
+const write = async (typed) => { for (const letter of typed) if (!completer.type(letter)) await type(letter); };
+const begin = (before, behind = "") => {
+  [text, after, composed, predictions.length] = [before, behind, "", 0];
+  completer = new Completer({ context: () => text, after: () => after, insertsSpace: true, show, client, insert });
+};
+function press(chord, more = {}) {
+  const [key, ...modifiers] = chord.split("+").reverse();
+  const code = /^\\d$/.test(key) ? `Digit${key}` : key;
+  const [altKey, ctrlKey] = ["Alt", "Control"].map((modifier) => modifiers.includes(modifier));
+  return completer.press({ key, code, altKey, ctrlKey, preventDefault() {}, ...more });
+}
+async function compose(letters, ms = 100) {
+  text = text.slice(0, text.length - composed.length) + (composed = letters);
+  completer.changed({ inputType: "insertCompositionText", isComposing: true });
+  await run(ms);
+}
+async function commit(letters, ms = 100) {
+  text = text.slice(0, text.length - composed.length) + letters;
+  composed = "";
+  completer.changed({});
+  await run(ms);
+}
 const insert = (inserted, numReplaced) => {
   text = text.slice(0, text.length - numReplaced) + inserted;
   completer.changed();
 };
-const client = { complete, feedback: async () => {} };
+const client = { complete, stream, feedback: async () => {} };
 const show = (each) => (view = each);
-const completer = new Completer({ context: () => text, insertsSpace: true, show, client, insert });
 const shown = () => view.suggestions.map(({ rest }) => rest);
+const ghost = () => view.chosen?.rest ?? "";
+begin("");
 const print = (value) => console.log(JSON.stringify(value));
 """
 
