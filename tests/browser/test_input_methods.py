@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 
 import pytest
-from playwright.sync_api import CDPSession, Route, expect
+from playwright.sync_api import CDPSession, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, SURE, Editor
+from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
 
 QUIET_MS = 400  # longer than the page takes to send a request for a change
@@ -179,46 +179,39 @@ TEXT_BOX = """line => {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("text", "ghost", "directions"),
-    [
-        ("שלום עולם", " טוב", ["rtl"]),
-        ("مرحبا", " بالعالم", ["rtl"]),
-        ("“שלום", " עולם", ["rtl"]),
-        ("The sea\nשלום", " עולם", ["ltr", "rtl"]),
-        ("שלום\nThe sea", " and sky", ["rtl", "ltr"]),
-        ("The sea", " and sky", ["ltr"]),
-    ],
-)
-def test_each_paragraph_runs_as_its_first_letter_does_and_ghost_text_with_it(
-    editor: Editor, text: str, ghost: str, directions: list[str]
-) -> None:
-    """The response is a stand-in, because the model knows no such text."""
-    sentence = {"value": ghost, "seed": 1}
-    events = [("sentence", {**sentence, "branch": 0}), ("done", {"id": "1", "sentences": [sentence]})]
-    body = "".join(f"event: {event}\ndata: {json.dumps(data)}\n\n" for event, data in events)
+# A text, what is suggested after it, and the directions of the paragraphs.
+PARAGRAPHS = [
+    ("שלום עולם", " טוב", ["rtl"]),
+    ("مرحبا", " بالعالم", ["rtl"]),
+    ("“שלום", " עולם", ["rtl"]),
+    ("The sea\nשלום", " עולם", ["ltr", "rtl"]),
+    ("שלום\nThe sea", " and sky", ["rtl", "ltr"]),
+    ("The sea", " and sky", ["ltr"]),
+]
 
-    def answer(route: Route) -> None:
-        route.fulfill(body=body, headers={"Content-Type": "text/event-stream"})
 
-    editor.page.route("**/autocomplete", answer)
-    editor.type(text)
-    editor.press("Alt+Enter")
-    expect(editor.ghost).to_have_text(ghost)
+def test_each_paragraph_runs_as_its_first_letter_does_and_ghost_text_with_it(editor: Editor) -> None:
+    """The responses are stand-ins, because the model knows no such text."""
     direction = "(element) => getComputedStyle(element).direction"
     lines = editor.page.locator("#text .cm-line")
-    assert [line.evaluate(direction) for line in lines.all()] == directions
-    line, ghost_box = lines.last.bounding_box(), editor.ghost.bounding_box()
-    before = lines.last.evaluate(TEXT_BOX)
-    assert line
-    assert ghost_box
-    middle = line["x"] + line["width"] / 2
-    if directions[-1] == "rtl":  # from the right edge, and the ghost text at its left
-        assert before["x"] > middle
-        assert ghost_box["x"] + ghost_box["width"] <= before["x"] + 1
-    else:
-        assert before["x"] + before["width"] < middle
-        assert ghost_box["x"] >= before["x"] + before["width"] - 1
-    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
-    editor.press("Tab")
-    assert editor.value.rstrip(" ") == f"{text}{ghost}"
+    for text, ghost, directions in PARAGRAPHS:
+        answer_with(editor.page, ghost)
+        editor.press("Control+a", "Delete")
+        editor.type(text)
+        editor.press("Alt+Enter")
+        expect(editor.ghost).to_have_text(ghost)
+        assert [line.evaluate(direction) for line in lines.all()] == directions
+        line, ghost_box = lines.last.bounding_box(), editor.ghost.bounding_box()
+        before = lines.last.evaluate(TEXT_BOX)
+        assert line
+        assert ghost_box
+        middle = line["x"] + line["width"] / 2
+        if directions[-1] == "rtl":  # from the right edge, and the ghost text at its left
+            assert before["x"] > middle
+            assert ghost_box["x"] + ghost_box["width"] <= before["x"] + 1
+        else:
+            assert before["x"] + before["width"] < middle
+            assert ghost_box["x"] >= before["x"] + before["width"] - 1
+        editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+        editor.press("Tab")
+        assert editor.value.rstrip(" ") == f"{text}{ghost}"
