@@ -1,6 +1,6 @@
 """Writes docs/COMPATIBILITY.md, what becomes of each field of other servers' requests, and the fields in docs/API.md.
 
-    python -m tests.compatibility
+    python -m tests.compatibility >docs/COMPATIBILITY.md
 
 Written from the schemas that parse requests, and from those that the peers publish
 (`tests/gateway/api/peer_schemas.json`).
@@ -9,6 +9,7 @@ Written from the schemas that parse requests, and from those that the peers publ
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from gateway.api.tolerance import TolerantParser
 from shared.parsing import description_of, fields_of
 
 Outcome = Literal["honoured", "neutral", "warned", "refused"]
-DOCS = Path(__file__).parents[1] / "docs"
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "gateway/api/peer_schemas.json").read_text())
 PARSERS: Mapping[str, TolerantParser[Any]] = {
     "/v1/completions": parse_completion_request,
@@ -97,18 +97,8 @@ def _row(parser: TolerantParser[Any], own: Mapping[str, Any], name: str) -> Row:
     return Row(name, "refused" if peer.effect == "wrong" else "warned", note)
 
 
-def pages() -> dict[Path, str]:
-    """The whole text of each page that has a table of fields."""
-    api = DOCS / "API.md"
-    before, mark, rest = api.read_text(encoding="utf-8").partition(
-        "<!-- written by python -m tests.compatibility -->\n"
-    )
-    _, end, after = rest.partition("<!-- end -->\n")
-    return {DOCS / "COMPATIBILITY.md": _compatibility(), api: before + mark + own_fields() + end + after}
-
-
-def own_fields() -> str:
-    """A row for each field of `POST /autocomplete`: its names, values and default."""
+def table(_name: str) -> str:
+    """A row for each field of `POST /autocomplete`, the only table: its names, values and default."""
     fields = {field.name: field for field in structs.fields(AutocompleteRequest)}
     lines = ["| field | | default |", "|---|---|---|"]
     # Those that choose the text first; parameters of sampling after them.
@@ -117,7 +107,7 @@ def own_fields() -> str:
         names = ", ".join(f"`{one}`" for one in (name, *(one for one, of in ALIASES.items() if of == name)))
         default = "required" if field.required else _shown(field)
         lines.append(f"| {names} | {description_of(field.type)} | {default} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _shown(field: structs.FieldInfo) -> str:
@@ -125,7 +115,7 @@ def _shown(field: structs.FieldInfo) -> str:
     return "" if value in (None, []) else json.dumps(value)
 
 
-def _compatibility() -> str:
+def page() -> str:
     return "\n".join([HEAD, *(_table(peer, schema) for peer, schema in SCHEMAS["peers"].items())])
 
 
@@ -147,5 +137,4 @@ def _table(peer: str, schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
-        path.write_text(text, encoding="utf-8")
+    sys.stdout.write(page())
