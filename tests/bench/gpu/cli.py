@@ -30,7 +30,6 @@ def add_gpu_options(command: ArgumentParser) -> None:
     add("--only", type=names_of("stage", STAGES), default=[*STAGES], help=f"stages: {', '.join(STAGES)}")
     add("--part", choices=("A", "B"), help="half of the stages; each ends within ten minutes")
     add("--budget-s", type=float, default=560, help="time for all stages, in seconds")
-    add("--collect", type=Path, help="after each stage copy summary and archive to this directory")
     add("--rehearse", action="store_true", help="without a GPU: all stages, small; the figures mean nothing")
 
 
@@ -46,10 +45,10 @@ def bench_gpu(args: Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     err.print(f"{', '.join(gpus) or 'No GPU: a rehearsal'}; results in {context.out}", soft_wrap=True)
 
-    def write_summary() -> tuple[dict[str, Any], list[Path]]:
+    def write_summary() -> tuple[dict[str, Any], Path]:
         results = {stage.name: result for stage in stages if (result := stored(context, stage.name)) is not None}
         found = summary.document(results, stages, machine.command_line())
-        return found, summary.collect(context.out, found, args.collect)
+        return found, summary.write(context.out, found)
 
     def report(result: StageResult) -> None:
         counts = f"{len(result.rows)} rows, {len(result.errors)} errors, {len(result.skipped)} left out"
@@ -60,8 +59,8 @@ def bench_gpu(args: Namespace) -> int:
     try:
         run_stages(context, stages, args.budget_s, report)
     finally:
-        found, files = write_summary()
-        err.print(summary.page(found), str(files[0]), soft_wrap=True, markup=False)
+        found, path = write_summary()
+        err.print(summary.page(found), str(path), soft_wrap=True, markup=False)
     sys.stdout.buffer.write(msgspec.json.encode(found, enc_hook=str) + b"\n")
     results = [result for result in found["stages"].values() if result]
     return int(any(result["state"] in {"failed", "timed out"} or result["errors"] for result in results))

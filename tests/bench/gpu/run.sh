@@ -7,7 +7,7 @@
 # Installs the wheels of `make gpu-wheels` from WHEELS (default build/gpu-wheels) into a directory of their own; PYTHON
 # (default python3) is the Python that has torch. The compiled CPU kernels travel, too: workers/engine/cpu/compiled.
 # A directory, not a virtual environment: where PYTHON is in a virtual environment itself, another one would not see its
-# packages. Results go to RESULTS (default build/gpu); the few files that must come back are copied to OUT, if set.
+# packages. Results go to OUT (default build/gpu).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
@@ -28,4 +28,4 @@ if [[ ! -e $site/installed ]]; then
 fi
 # Only what the machine lacks is there.
 export PYTHONPATH="$PWD:$PWD/$site${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" -m tests.bench gpu --out "${RESULTS:-build/gpu}" ${OUT:+--collect "$OUT"} "$@"
+exec "$python" -m tests.bench gpu --out "${OUT:-build/gpu}" "$@"

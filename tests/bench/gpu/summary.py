@@ -1,24 +1,18 @@
-"""The summary of a run: one JSON document, one archive of all files. Pure but for `collect`."""
+"""The summary of a run: one JSON document and a page. Pure but for `write`."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.bench.gpu.context import LOGS, RESULTS
 from tests.bench.gpu.record import StageResult, write_json
 from tests.bench.gpu.stages import Stage, step_key
 
-DOCUMENT, PAGE, ARCHIVE = "gpu-results.json", "summary.md", "gpu-results.tar.gz"
+DOCUMENT, PAGE = "gpu-results.json", "summary.md"
 BROKEN = ("failed", "timed out", "partial")  # states of a stage
-# A file that comes back from a machine must be below 16 MiB.
-MAX_FILE_BYTES = 15 << 20
 # Stage, row, title, and what is wanted of the ratio to the floor of a step, or to a baseline.
 TARGETS = (
     ("decode", step_key("small", 3, 84), "decode step, 3 rows, small, context 84", "at most 2.5 ×"),
@@ -78,25 +72,8 @@ def page(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def collect(out: Path, found: Mapping[str, Any], target: Path | None = None) -> list[Path]:
-    """Write the document and the archive to `out`; returns the files that must come back.
-
-    Args:
-        target: directory that gets a copy of them.
-    """
+def write(out: Path, found: Mapping[str, Any]) -> Path:
+    """Write the document and the page; returns the page's path."""
     write_json(out / DOCUMENT, found)
     (out / PAGE).write_text(page(found), "utf-8")
-    part = out / f"{ARCHIVE}.part"
-    with tarfile.open(part, "w:gz") as archive:
-        results, logs = sorted((out / RESULTS).glob("*.json")), sorted((out / LOGS).glob("*"))
-        for path in [out / DOCUMENT, out / PAGE, *results, *logs]:
-            if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
-                archive.add(path, arcname=str(path.relative_to(out)))
-    part.replace(out / ARCHIVE)
-    files = [out / DOCUMENT, out / PAGE, out / ARCHIVE]
-    if target is not None:
-        target.mkdir(parents=True, exist_ok=True)
-        for path in files:
-            shutil.copy2(path, target / f"{path.name}.part")
-            os.replace(target / f"{path.name}.part", target / path.name)
-    return files
+    return out / PAGE

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from itertools import product
 from pathlib import Path
@@ -101,8 +100,8 @@ def test_stages_with_servers_and_tools_run_as_far_as_a_cpu_allows(
 
 def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -> None:
     """SIGTERM in the middle of a stage; the second run measures what is missing, and nothing else."""
-    out, collected = tmp_path / "out", tmp_path / "collected"
-    first = start(out, "--only", "decode,profile", "--collect", str(collected))
+    out = tmp_path / "out"
+    first = start(out, "--only", "decode,profile")
     deadline = time.monotonic() + WAIT_S
     while len(rows_of(out, "decode")) < ENOUGH_ROWS and time.monotonic() < deadline and first.poll() is None:
         time.sleep(0.02)
@@ -114,9 +113,9 @@ def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -
     assert cut_off is not None
     assert cut_off.state == "partial"
     assert len(cut_off.rows) >= ENOUGH_ROWS
-    assert json.loads((collected / "gpu-results.json").read_bytes())["stages"]["decode"]["state"] == "partial"
+    assert json.loads((out / "gpu-results.json").read_bytes())["stages"]["decode"]["state"] == "partial"
 
-    second = start(out, "--only", "decode,profile", "--collect", str(collected))
+    second = start(out, "--only", "decode,profile")
     output, log = second.communicate(timeout=WAIT_S)
     assert second.returncode == 0, log
     document = json.loads(output)
@@ -130,10 +129,4 @@ def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -
         assert row["times_floor"] == pytest.approx(row["step_us"] / row["floor_us"], rel=0.01)
     assert document["is_rehearsal"]
     assert document["stages"]["profile"]["state"] == "done"
-    # What comes back from a machine is at most eight files, each below 16 MiB.
-    files = sorted(collected.iterdir())
-    assert [path.name for path in files] == ["gpu-results.json", "gpu-results.tar.gz", "summary.md"]
-    assert "## Broken\n\n- nothing\n" in (collected / "summary.md").read_text()
-    assert max(path.stat().st_size for path in files) < 16 << 20
-    with tarfile.open(collected / "gpu-results.tar.gz") as archive:
-        assert {"gpu-results.json", "results/decode.json", "logs/decode.log"} <= set(archive.getnames())
+    assert "## Broken\n\n- nothing\n" in (out / "summary.md").read_text()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.bench.quality import writers
 from tests.bench.quality.keystrokes import Answer, Suggest
-from tests.bench.quality.passages import Passage
+from tests.bench.quality.passages import Passage, choose_passages, trim_context
 from tests.bench.quality.predictions import Place, is_acceptable, stated_rows
 from tests.bench.quality.writers import (
     PageWriter,
@@ -17,6 +19,7 @@ from tests.bench.quality.writers import (
 )
 
 LATENCY_MS = 12.0
+TEXT = "the old man looked at the sea " * 100
 
 
 def passage(text: str, end: int | None = None) -> Passage:
@@ -188,3 +191,23 @@ def test_words_and_keys_are_right_up_to_the_first_word_that_does_not_come_next()
 def test_what_is_shown_begins_with_an_acceptable_text_or_is_its_beginning() -> None:
     shown = ("", "the  sea ", "the sea is", "the", "th", "a")
     assert [is_acceptable(text, ["the sea"]) for text in shown] == [False, True, True, True, False, False]
+
+
+def test_passages_have_whole_words() -> None:
+    passages = choose_passages({"f": TEXT}, 5, 4, random.Random(0))
+    assert len(passages) == 5
+    for passage in passages:
+        typed = passage.text[passage.start : passage.end]
+        assert len(typed.split()) == 4
+        assert typed.endswith(" ")
+        assert not typed.startswith(" ")
+        assert TEXT[passage.start - 1] == " "
+
+
+def test_a_context_is_trimmed_as_the_editor_does() -> None:
+    """Its start is a multiple of 4,096 characters, so that consecutive requests share a prefix."""
+    text = "".join(chr(ord("a") + at % 26) for at in range(20000))
+    assert trim_context(text[:8192]) == text[:8192]
+    assert trim_context(text[:12287]) == text[:12287]
+    assert trim_context(text[:12288]) == text[4096:12288]
+    assert trim_context(text) == text[8192:]

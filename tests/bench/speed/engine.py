@@ -39,7 +39,6 @@ LABELS = {
     "gateway-cached": ("Tercet: prefix-cache hit of W", "tokens"),
     "engine": ("Tercet: W in the engine alone, cold", "ms"),
     "linears-request": ("ceiling: linear layers of W", "ms"),
-    "linears-request-whole-head": ("ceiling: linear layers of W, head on all positions", "ms"),
     "linears-steps": ("ceiling: linear layers of 19 decode steps", "ms"),
     "linears-crowd": ("ceiling: linear layers of 16 concurrent W", "ms"),
     "keystroke": ("Tercet: next keystroke, 512-token context", "ms"),
@@ -48,7 +47,6 @@ LABELS = {
     "document-cached": ("Tercet: prefix-cache hit of a document's word", "tokens"),
     "document-linears-steps": ("ceiling: the same, measured during the document", "ms"),
     "clients": ("Tercet: 16 closed-loop clients", "tokens/s"),
-    "clients-cost": ("share of the cores used by the clients", "share"),
     "start": ("Tercet: worker from fork to warm, embedded", "s"),
     "embedded": ("Tercet: W through the gateway, cold, embedded", "ms"),
     "predict": ("Tercet: the same by the strategy predict", "ms"),
@@ -124,11 +122,9 @@ class EngineBench:
     def _linear_sequences(self) -> dict[str, list[LinearPass]]:
         """The linear layers to measure, by series."""
         workload = self._workload
-        whole_head = LinearPass(workload.num_prompt_tokens, workload.num_prompt_tokens, 1)
         sequences = {}
         if self._needs("engine"):
             sequences["linears-request"] = linear_passes(workload)
-            sequences["linears-request-whole-head"] = [whole_head, *decode_passes(workload)]
         if self._needs("keystroke", "document"):
             sequences["linears-steps"] = decode_passes(workload)
         if self._needs("clients"):
@@ -199,10 +195,7 @@ class EngineBench:
     def _measure_clients(self) -> Mapping[str, Sequence[float]]:
         load: LoadResult = self._clients.call("send_concurrently", NUM_CLIENTS, self._num_client_requests)
         num_tokens = sum(reply.num_tokens for reply in raise_for_status(load.replies))
-        return {
-            "clients": [num_tokens / load.elapsed_s],
-            "clients-cost": [load.client_cpu_s / load.elapsed_s / self._options.num_threads],
-        }
+        return {"clients": [num_tokens / load.elapsed_s]}
 
     def _measure_document(self) -> dict[str, list[float]]:
         """A request after each word of the document; the ceiling is measured every `WORDS_PER_TURN` words."""
