@@ -102,9 +102,8 @@ def table(_name: str) -> str:
     fields = {field.name: field for field in structs.fields(AutocompleteRequest)}
     lines = ["| field | | default |", "|---|---|---|"]
     # Those that choose the text first; parameters of sampling after them.
-    for name in sorted(fields, key=lambda name: name in OwnFields.__struct_fields__):
-        field = fields[name]
-        names = ", ".join(f"`{one}`" for one in (name, *(one for one, of in ALIASES.items() if of == name)))
+    for own, field in sorted(fields.items(), key=lambda item: item[0] in OwnFields.__struct_fields__):
+        names = ", ".join(f"`{one}`" for one in (own, *(one for one, of in ALIASES.items() if of == own)))
         default = "required" if field.required else _shown(field)
         lines.append(f"| {names} | {description_of(field.type)} | {default} |")
     return "\n".join(lines)

@@ -34,6 +34,7 @@ from tests.gateway.generation.stubs import Step, completion
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCHEMAS = compatibility.SCHEMAS
+DOCS = Path(__file__).parents[3] / "docs"
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "He saw"},
     "/generate": {"inputs": "He saw"},
