@@ -35,16 +35,16 @@ def parse_job(body: bytes) -> Tolerated[JobRequest]:
 
 
 def stored_request(request: JobRequest | AutocompleteRequest, body: bytes) -> bytes:
-    """The fields that a client has sent, under their own names, in one order: equal requests are equal bytes.
+    """The fields that a client has sent, under their own names, sorted: equal requests are equal bytes.
 
-    Without defaults, which a gateway of another version may not know, a job can be computed by it.
+    A gateway of another version has fields in another order, and does not know all defaults; it computes this, too.
 
     Args:
         request: what the body was parsed into.
     """
     members = members_of(replace_lone_surrogates(body))
     sent = {JOB_ALIASES.get(name, name) for name, value in members.items() if bytes(value) != b"null"}
-    return _encode({name: getattr(request, name) for name in JobRequest.__struct_fields__ if name in sent})
+    return _encode({name: getattr(request, name) for name in sorted(JobRequest.__struct_fields__) if name in sent})
 
 
 def check_idempotency_key(key: str | None) -> str | None:

@@ -196,7 +196,7 @@ def test_a_job_holds_the_fields_that_its_client_sent_and_no_others(
     job = store.read(job_id)
     store.close()
     assert job is not None
-    assert job.request == b'{"context":"He saw","n_samples":2,"temperature":1.0,"seed":7}'
+    assert job.request == b'{"context":"He saw","n_samples":2,"seed":7,"temperature":1.0}'
 
 
 def test_queued_jobs_of_a_revoked_key_are_cancelled(
