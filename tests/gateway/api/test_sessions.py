@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.callers import MAX_SESSION_CHARS, SESSION_HEADER
+from gateway.api.callers import SESSION_HEADER
+from gateway.api.fields import MAX_SESSION_CHARS
 from shared.protocol import GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import Step, completion

@@ -99,8 +99,8 @@ def test_each_parameter_has_its_range(make_api: MakeApi, name: str, within: list
 
 def test_parameters_become_the_protocols(make_api: MakeApi) -> None:
     api = make_api(respond)
-    stop = {"stop": ["a", "b"], "stop_sequences": ["b", "c"]}
-    penalties = {"repetition_penalty": 1.5, "frequency_penalty": -1}
+    stop: dict[str, Any] = {"stop": ["a", "b"], "stop_sequences": ["b", "c"]}
+    penalties: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": -1}
     assert generate(api, **stop, **penalties, max_new_tokens=5, truncate=9, seed=4).status_code == 200
     [call] = api.pool.workers[0].calls
     expected = Sampling(max_new_tokens=5, temperature=0, top_k=0, top_p=1, stop=("a", "b", "c"), **penalties)
