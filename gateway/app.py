@@ -10,37 +10,16 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import falcon
 import structlog
 from falcon.routing import CompiledRouter
 
-from gateway.api.autocomplete import AutocompleteResource
-from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
-from gateway.api.feedback import FeedbackResource, FeedbackStore
-from gateway.api.health import LiveResource, MetricsResource, ReadyResource
-from gateway.api.job_computation import compute_job
-from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
-from gateway.api.openai.error_format import OPENAI_ERRORS, UnknownRoutes
-from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
-from gateway.api.openapi import DocumentResource, build_document
-from gateway.api.page import INDEX, AssetResource, StaticResource, docs_page, read_assets, service_worker
-from gateway.api.root import RootResource
-from gateway.api.sagemaker import Dialect, InvocationsResource, JumpStartResponder, PatsnapResponder
-from gateway.api.slots import SlotsResource, wants_page
-from gateway.api.tgi import (
-    COMPLETE,
-    COMPLETE_AS_STREAM,
-    EndpointResource,
-    GenerateResource,
-    InfoResource,
-    TgiResponder,
-)
-from gateway.api.tgi_schema import TGI_ERRORS
-from gateway.api.tokens import TokenizeResource, TokenizerInfoResource
+from gateway.api.openai.error_format import UnknownRoutes
+from gateway.entrance import Entrance
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.retry_budget import RetryBudget
@@ -49,10 +28,8 @@ from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.metrics import Metrics
-from gateway.middleware.api_keys import ApiKeyCheck
 from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.origins import Origins
-from gateway.middleware.rate_limits import RateLimits
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.middleware.traces import Traces
 from gateway.paths import ASKED_PATH, nearest_route, served_path
@@ -62,11 +39,9 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
-from gateway.server.classes import classify
-from gateway.server.early_refusals import find_early_refusal
+from gateway.routes import HEALTH_PATHS, Parts, Route, make_routes
 from gateway.server.request_parser import RequestHead
-from gateway.server.served_app import ServedApp
-from gateway.server.work import Work
+from gateway.server.served_app import Arrival, ServedApp
 from shared.api_keys import KeyFile
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher
@@ -75,25 +50,6 @@ from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, Tracing, start_tracing
 
-READY_PATHS = ("/health/ready", "/health", "/healthz", "/ping")
-HEALTH_PATHS = ("/health/live", *READY_PATHS)
-# Classes of requests, by route; all others are reads. Each class has threads and a queue of its own.
-WORK = {
-    **dict.fromkeys(
-        ("/autocomplete", "/v1/completions", "/generate", "/generate_stream", "/invocations", "/"), Work.COMPLETIONS
-    ),
-    **dict.fromkeys(("/tokenize", "/tokenizer_info"), Work.TOKENIZING),
-    **dict.fromkeys(("/jobs", "/jobs/{}"), Work.JOBS),
-    "/feedback": Work.FEEDBACK,
-    **dict.fromkeys(HEALTH_PATHS, Work.HEALTH),
-}
-# What may be read without an API key where the server requires one: probes, the API's description, and the pages with
-# their field for the key.
-# Every route that is not listed needs a key.
-STATIC_ROUTES = ("/static/{name}", "/static/vendor/{name}")
-OPEN_ROUTES = frozenset({"/", *STATIC_ROUTES, "/service_worker.js", "/docs", "/openapi.json", *HEALTH_PATHS})
-# Routes that need a key, but whose page does not: it shows nothing before it has the key.
-OPEN_PAGES = {"/slots": wants_page}
 # The share of the pool that jobs may use, if each has this many branches; on a CPU, where a step takes longer with each
 # row, also of the requests that run at a time. The rest is left to clients that wait.
 JOB_SHARE = 0.25
@@ -109,8 +65,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     """The WSGI app, and what its server needs of the parts behind it.
 
     Attributes:
-        router: finds a path's resource.
-        resources: resources by URI template.
+        routes: by URI template.
         draining: readiness is off, because the process stops and none takes its place.
     """
 
@@ -121,8 +76,6 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         metrics: Metrics,
         jobs: JobExecutor | None,
         tokenizer: PoolTokenizer,
-        *,
-        needs_keys: bool,
         prefix: str,
     ) -> None:
         """
@@ -131,28 +84,29 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         """
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
-        self.resources: dict[str, object] = {}
+        self.routes: dict[str, Route] = {}
         self.draining = threading.Event()
         self._admission = admission
         self._fanout = fanout
         self._metrics = metrics
         self._jobs = jobs
         self._tokenizer = tokenizer
-        self._needs_keys = needs_keys
         self._prefix = prefix
+        self.entrance: Entrance
 
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         asked = env["PATH_INFO"]
-        env["PATH_INFO"] = served = served_path(asked, self._prefix, lambda path: self.router.find(path) is not None)
+        env["PATH_INFO"] = served = self._served(asked)
         if served != asked:
             env[ASKED_PATH] = asked
         return super().__call__(env, start_response)
 
-    def classify(self, head: RequestHead) -> tuple[Work, str]:
-        return classify(head.raw, WORK, self._prefix, needs_keys=self._needs_keys)
+    def admit(self, head: RequestHead) -> Arrival:
+        path = unquote_to_bytes(head.path).decode("latin-1") if "%" in head.path else head.path
+        return self.entrance.admit(head.method, self._served(path), head.fields)
 
-    def find_early_refusal(self, head: RequestHead) -> TercetError | None:
-        return find_early_refusal(head.raw, self._fanout, self._metrics, needs_keys=self._needs_keys)
+    def _served(self, path: str) -> str:
+        return served_path(path, self._prefix, lambda path: self.router.find(path) is not None)
 
     @property
     def has_warm_slot(self) -> bool:
@@ -195,7 +149,10 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         if hasattr(resource, "on_get"):
             resource.on_head = resource.on_get
         super().add_route(uri_template, resource, **kwargs)
-        self.resources[uri_template] = resource
+
+    def find_route(self, path: str) -> Route | None:
+        found = self.router.find(path)
+        return None if found is None else self.routes.get(found[3] or "")
 
     def find_resource(self, req: falcon.Request) -> object:
         """The resource or the sink that a request is routed to, or None."""
@@ -203,6 +160,16 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         if route is not None:
             return route[0]
         return UNKNOWN_OPENAI_ROUTES if req.path.startswith(UNKNOWN_OPENAI_ROUTES.prefix) else None
+
+    def find_near(self, path: str) -> str | None:
+        return nearest_route(path, {template: route.resource for template, route in self.routes.items()})
+
+    def refuse_unknown(self, req: falcon.Request, resp: falcon.Response, **_: object) -> None:
+        """Answer an unknown path below that of OpenAI's routes."""
+        near = self.find_near(req.path)
+        if near is not None and UNKNOWN_OPENAI_ROUTES.prefix not in near:
+            raise falcon.HTTPNotFound
+        UNKNOWN_OPENAI_ROUTES(req, resp)
 
 
 def create_app(
@@ -221,98 +188,35 @@ def create_app(
     Args:
         clients: clients of the slots, by slot index; they are called for tokens only.
     """
+    limits, access = settings.limits, settings.access
     tokenizer = PoolTokenizer(admission, clients)
-    app = GatewayApp(
-        admission,
-        fanout,
-        metrics,
-        jobs,
-        tokenizer,
-        needs_keys=settings.requires_keys,
-        prefix=settings.public_path,
-    )
-    key_file = KeyFile(settings.access.keys) if settings.requires_keys and settings.access.keys else None
-    keys = ApiKeyCheck(
-        key_file,
-        OPEN_ROUTES,
-        OPEN_PAGES,
-        app.router.find,
-        RateLimits(),
-        settings.limits.key_rate,
-    )
+    quota = OwnerQuota(limits.key_concurrency)
+    starter = RequestStarter(admission.models, fanout, quota, Sessions(), hangups, limits.timeout_s)
+    key_file = KeyFile(access.keys) if settings.requires_keys and access.keys else None
+
+    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, settings.public_path)
+    app.entrance = Entrance(app.find_route, key_file, limits.key_rate, fanout.check)
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
-    body_limits = BodyLimits(settings.limits.max_body_bytes)
-    app.add_middleware([*traces, RequestLog(metrics), Origins(settings, HEALTH_PATHS), keys, body_limits])
-    public_url = settings.access.public_url
-    add_error_handlers(app, app.find_resource, partial(nearest_route, resources=app.resources), metrics, public_url)
-    quota = OwnerQuota(settings.limits.key_concurrency)
-    starter = RequestStarter(admission.models, fanout, quota, Sessions(), hangups, settings.limits.timeout_s)
-    feedback_store = FeedbackStore(metrics)
-    submitter = None if jobs is None else JobSubmitter(jobs, settings.public_path)
-    prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
-    autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
-    autocomplete = AutocompleteResource(starter, autocompletion, feedback_store, submitter)
-    completions = CompletionsResource(starter, settings.model.similarity)
-    tgi = TgiResponder(starter, tokenizer, settings.model.similarity)
-    if settings.server.sagemaker:
-        app.add_route("/ping", ReadyResource(admission, app.draining.is_set, needs_every_model=False))
-        dialects = {
-            "input": Dialect(PatsnapResponder(starter).respond),
-            "inputs": Dialect(tgi.respond, TGI_ERRORS),
-            "text_inputs": Dialect(JumpStartResponder(tgi).respond, TGI_ERRORS),
-            "prompt": Dialect(completions.respond, OPENAI_ERRORS),
-            "context": Dialect(autocomplete.respond),
-        }
-        app.add_route("/invocations", InvocationsResource(dialects))
-        return app
-    models = ModelsResource(starter)
-    ready = ReadyResource(admission, app.draining.is_set)
-    assets = read_assets()
-    routes: dict[str, object] = {
-        "/autocomplete": autocomplete,
-        "/feedback": FeedbackResource(feedback_store),
-        "/v1/completions": completions,
-        "/v1/models": models,
-        "/v1/models/{model}": ModelResource(starter, models),
-        "/generate": GenerateResource(tgi, "object", COMPLETE),
-        "/generate_stream": GenerateResource(tgi, "stream", COMPLETE_AS_STREAM),
-        "/info": InfoResource(admission, starter),
-        "/endpoint": EndpointResource(public_url),
-        "/tokenize": TokenizeResource(starter, tokenizer),
-        "/tokenizer_info": TokenizerInfoResource(starter, tokenizer),
-        "/health/live": LiveResource(),
-        **dict.fromkeys(READY_PATHS, ready),
-        "/slots": SlotsResource(admission, metrics, assets),
-        "/metrics": MetricsResource(metrics),
-        "/": RootResource(assets[INDEX], tgi),
-        "/docs": AssetResource(docs_page(assets), "The documentation of this API, with a form to try each request"),
-        "/service_worker.js": AssetResource(
-            service_worker(assets), "The service worker of the web editor", "The script."
-        ),
-        "/static/{name}": StaticResource(assets),
-        "/static/vendor/{name}": StaticResource(assets, "vendor/"),
-    }
-    if jobs is not None and submitter is not None:
-        routes |= {"/jobs": JobsResource(submitter, autocompletion.check), "/jobs/{job_id}": JobResource(jobs)}
-        is_revoked = None if key_file is None else key_file.is_revoked
-        jobs.start(partial(compute_job, starter, autocompletion), is_revoked)
-    documented = {**routes, "/openapi.json": DocumentResource}
-    document = build_document(
-        documented, open_routes=OPEN_ROUTES, needs_keys=settings.requires_keys, public_url=public_url
+    origins, body_limits = Origins(settings, HEALTH_PATHS), BodyLimits(limits.max_body_bytes)
+    app.add_middleware([*traces, RequestLog(metrics), origins, app.entrance, body_limits])
+    add_error_handlers(app, app.find_resource, app.find_near, metrics, access.public_url)
+    parts = Parts(
+        settings=settings,
+        admission=admission,
+        metrics=metrics,
+        starter=starter,
+        tokenizer=tokenizer,
+        jobs=jobs,
+        is_draining=app.draining.is_set,
+        is_revoked=None if key_file is None else key_file.is_revoked,
     )
-    routes["/openapi.json"] = DocumentResource(document)
-    for path, resource in routes.items():
-        app.add_route(path, resource)
-
-    def refuse_unknown(req: falcon.Request, resp: falcon.Response, **_: object) -> None:
-        near = nearest_route(req.path, routes)
-        if near is not None and UNKNOWN_OPENAI_ROUTES.prefix not in near:
-            raise falcon.HTTPNotFound
-        UNKNOWN_OPENAI_ROUTES(req, resp)
-
-    app.add_sink(refuse_unknown, UNKNOWN_OPENAI_ROUTES.prefix)
+    app.routes = make_routes(parts)
+    for path, route in app.routes.items():
+        app.add_route(path, route.resource)
+    if not settings.server.sagemaker:
+        app.add_sink(app.refuse_unknown, UNKNOWN_OPENAI_ROUTES.prefix)
     return app
 
 

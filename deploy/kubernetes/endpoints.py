@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.api.openapi import build_document
-from gateway.app import OPEN_ROUTES, create_app
+from gateway.app import create_app
 from gateway.generation.fanout import Fanout
 from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
+from gateway.routes import describe
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan
 from shared.settings import Settings
@@ -52,7 +52,7 @@ def gateway_document() -> Json:
         metrics=metrics,
         hangups=HangupWatcher(),
     )
-    return build_document(app.resources, open_routes=OPEN_ROUTES, needs_keys=True)
+    return describe(app.routes, needs_keys=True)
 
 
 def endpoints_document(document: Mapping[str, Any], host: str, address: str | None = None) -> Json:

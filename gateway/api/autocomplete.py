@@ -112,7 +112,7 @@ class AutocompleteResource:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._starter.admitting(caller))
+            stack.enter_context(self._starter.counting(caller))
             request = parse_autocomplete_request(body)
             started = stack.enter_context(self._autocompletion.started(caller, request, started_at))
             respond = partial(self._respond, req.context, started.context, started_at)

@@ -26,7 +26,7 @@ def compute_job(starter: RequestStarter, autocompletion: Autocompletion, job: Jo
     started_at = time.monotonic()
     request = parse_autocomplete_request(job.request)
     with (
-        starter.admitting(caller),
+        starter.counting(caller),
         autocompletion.started(caller, request, started_at) as started,
     ):
         result = started.result()

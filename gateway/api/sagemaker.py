@@ -217,7 +217,7 @@ class PatsnapResponder:
         """
         started_at = time.monotonic()
         caller = caller_of(req)
-        with self._starter.admitting(caller):
+        with self._starter.counting(caller):
             parsed = parse_patsnap_request(body)
             req.context.num_ignored = parsed.num_unknown
             found = parsed.request.input

@@ -5,6 +5,7 @@ The page polls the JSON. It holds no figures itself, so it needs no API key; it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import falcon
@@ -50,9 +51,9 @@ class Slots(Struct, kw_only=True):
     answers: AnswerTimes
 
 
-def wants_page(req: falcon.Request) -> bool:
-    """Whether a request is a browser's for a page. Programs that accept anything get JSON."""
-    return "text/html" in (req.get_header("Accept") or "")
+def wants_page(fields: Mapping[str, str]) -> bool:
+    """Whether a request is a browser's for a page, from its header fields. Programs that accept anything get JSON."""
+    return "text/html" in fields.get("HTTP_ACCEPT", "")
 
 
 class SlotsResource:
@@ -78,7 +79,7 @@ class SlotsResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.append_header("Vary", "Accept")
-        if wants_page(req):
+        if wants_page(req.env):
             send_asset(self._page, req, resp)
             return
         rows = [

@@ -91,7 +91,7 @@ class TgiResponder:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._starter.admitting(caller))
+            stack.enter_context(self._starter.counting(caller))
             parsed = parse_tgi_request(body)
             req.context.num_ignored = parsed.num_unknown
             request = parsed.request
@@ -121,7 +121,7 @@ class TgiResponder:
         """
         started_at = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(self._starter.admitting(caller_of(req)))
+            stack.enter_context(self._starter.counting(caller_of(req)))
             answer, started = self._started(stack, req, request, warnings, started_at, is_streamed=False)
             result = started.result()
         return answer.generations(result)

@@ -82,17 +82,6 @@ class RequestStarter:
         self._hangups = hangups
         self._sessions = sessions
 
-    @contextmanager
-    def admitting(self, caller: Caller) -> Iterator[None]:
-        """Refuse what cannot be started now, and count the request among its owner's while the block runs.
-
-        Raises:
-            QuotaExceeded, Overloaded, NotReady: before the block.
-        """
-        self._fanout.check(caller.owner)
-        with self.counting(caller):
-            yield
-
     def counting(self, caller: Caller) -> AbstractContextManager[None]:
         """Count a request among its owner's while the block runs.
 

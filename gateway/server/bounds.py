@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 
-from gateway.server.work import Work
+from gateway.server.served_app import Work
 from gateway.server.work_queue import WorkQueue
 
 # Requests that are not complete yet, of all connections together; a connection that holds little is not refused.

@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.server.request_parser import Request, RequestParser
+from gateway.server.served_app import Arrival
 from gateway.server.tls_socket import TlsSocket
-from gateway.server.work import Work
 from shared.errors import TercetError
 
 # A refused upload costs one read and what lingering discards: 64 KiB at most.
@@ -59,6 +59,7 @@ class Step(enum.Enum):
 
     WAIT_TO_READ = enum.auto()
     WAIT_TO_WRITE = enum.auto()
+    JUDGE = enum.auto()  # the head has arrived
     ANSWER = enum.auto()  # a request is complete
     REFUSE = enum.auto()  # it is no valid request: `refusal` says why
     NOTHING = enum.auto()  # a thread answers, and nothing waits to be sent
@@ -95,8 +96,7 @@ class Connection:
         self.parser = RequestParser(max_body_bytes)
         self.refusal: TercetError | None = None
         self._num_discarded = 0
-        self.work = Work.READS  # the class of the last complete request
-        self.owner = ""
+        self.arrival: Arrival | None = None  # of the request that arrives, waits or is answered
         self.is_pipelining = False  # the request was sent before the response to the last one
         self._sock = sock
         self._tls = None if tls is None else TlsSocket(sock, tls)
@@ -154,6 +154,19 @@ class Connection:
         self._set_phase(Phase.ANSWERING, now)
         return self.parser.take()
 
+    def take_refused(self, now: float) -> Request:
+        """The request whose head has arrived, without its body. If that is not complete, the connection ends."""
+        self._set_phase(Phase.ANSWERING, now)
+        return self.parser.take_refused()
+
+    def read_body(self, arrival: Arrival) -> Step:
+        """The request may come: go on with what has arrived of its body."""
+        self.arrival = arrival
+        step = self._next_request()
+        if step is Step.WAIT_TO_READ and self.parser.expects_continue:
+            self.response.sendall(_CONTINUE)
+        return step
+
     def wait_for_thread(self, now: float) -> None:
         """A request is complete, and no thread is free."""
         self._set_phase(Phase.READY, now)
@@ -164,6 +177,7 @@ class Connection:
         Raises:
             OSError: as `advance`.
         """
+        self.arrival = None
         if not keeps_connection:
             self._set_phase(Phase.FLUSHING, now)
             return self._flush(now, Step.CLOSE)
@@ -240,15 +254,15 @@ class Connection:
 
     def _next_request(self, data: bytes = b"") -> Step:
         """What is to be done with what has been received."""
-        had_head = self.parser.head is not None
         try:
-            if self.parser.advance(data):
-                return Step.ANSWER
+            is_complete = self.parser.advance(data)
         except TercetError as error:
             self.refusal = error
             return Step.REFUSE
-        if not had_head and self.parser.expects_continue:
-            self.response.sendall(_CONTINUE)
+        if self.parser.head is not None and self.arrival is None:
+            return Step.JUDGE
+        if is_complete:
+            return Step.ANSWER
         # A poll of the socket does not show an end that TLS has read.
         return Step.CLOSE if self._tls is not None and self._tls.has_ended else Step.WAIT_TO_READ
 

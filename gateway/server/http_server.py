@@ -37,8 +37,7 @@ from gateway.server.connections import LINGER_S, Connection, Phase, Step
 from gateway.server.large_reads import LargeReads
 from gateway.server.listeners import Listeners
 from gateway.server.request_parser import Request, RequestHead
-from gateway.server.served_app import ServedApp
-from gateway.server.work import Work
+from gateway.server.served_app import ARRIVAL, REFUSAL, Arrival, ServedApp, Work
 from gateway.server.work_queue import WorkQueue
 from gateway.server.wsgi import ResponseWriter, encode_error, make_environ, refuse_at_once
 from shared.call_threads import CallThreads
@@ -49,6 +48,7 @@ from shared.masters.startup import ServerTls
 from shared.masters.worker_life import LifePhase, WorkerLife
 from shared.settings import Settings
 from shared.sockets import ONESHOT, Poller
+from shared.time_margins import MARGINS
 
 log = structlog.get_logger()
 
@@ -59,8 +59,6 @@ POLL_S = 0.25  # the longest time between two looks at deadlines
 STOP_POLL_S = 0.05  # and during a stop, which passes several of them one after the other
 # How long a stopping worker keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
-# Remaining requests are cancelled this long before the grace ends, so that their answers can still leave.
-CANCEL_MARGIN_S = 0.75
 EXIT_MARGIN_S = 0.1
 # At the exit, the longest wait for jobs that return to their queue: their store may be unavailable.
 JOBS_STOP_S = 1.0
@@ -198,9 +196,9 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
             self._listening_ended_at = now
             self._listeners.close()
         if self._listening_ended_at is not None:
-            is_last_moment = elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S
+            is_last_moment = elapsed >= self.settings.server.grace_s - MARGINS.cancel_s
             self._end_unaccepted(now, now - self._listening_ended_at, is_last_moment)
-        if elapsed >= self.settings.server.grace_s - CANCEL_MARGIN_S and not self._is_cancelled:
+        if elapsed >= self.settings.server.grace_s - MARGINS.cancel_s and not self._is_cancelled:
             self._is_cancelled = True
             self.wsgi.cancel_all(ShuttingDown("The server is shutting down; send the request again."))
         is_done = self._listening_ended_at is not None and not self._connections
@@ -239,9 +237,6 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
                     connection.abort()  # its thread fails at the next send
                 elif age_s > timeout_s:
                     self._close(connection)
-            elif phase is Phase.READY and (queue := self._work[connection.work]).is_late(connection, now):
-                queue.remove(connection)
-                self._refuse_waiting(connection, "All threads of this server are in use.", now)
             elif phase is Phase.READING and age_s > timeout_s:
                 self._refuse(connection, RequestTimeout(f"The request was not complete after {timeout_s:g} s."), now)
             elif (
@@ -250,6 +245,9 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
                 or (phase is Phase.LINGERING and age_s > LINGER_S)
             ):
                 self._close(connection)
+        for queue in self._work.values():
+            for connection in queue.take_late(now):
+                self._refuse_waiting(connection, "All threads of this server are in use.", now)
         self._start_answers(Work.PIPELINED, now)  # completions that they waited for may have been refused
 
     # Connections.
@@ -307,8 +305,10 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
-            case Step.ANSWER if (head := connection.parser.head) is not None:
-                self._admit(connection, head, now)
+            case Step.JUDGE if (head := connection.parser.head) is not None:
+                self._judge(connection, head, now)
+            case Step.ANSWER if (arrival := connection.arrival) is not None:
+                self._enqueue(connection, arrival, now)
             case Step.REFUSE if (refusal := connection.refusal) is not None:
                 self._report_refusal(refusal)
                 self._refuse(connection, refusal, now)
@@ -317,20 +317,24 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
             case Step.NOTHING:
                 pass
 
-    def _admit(self, connection: Connection, head: RequestHead, now: float) -> None:
-        """A complete request is refused, or waits for a thread of its class."""
-        refusal = self.wsgi.find_early_refusal(head) if self.alive and connection.parser.is_alone else None
-        if refusal is not None:
-            connection.take_request(now)
-            self._refuse(connection, refusal, now, keeps_connection=True)
-            return
-        connection.work, connection.owner = self.wsgi.classify(head)
-        if connection.is_pipelining:
-            connection.work = Work.PIPELINED
+    def _judge(self, connection: Connection, head: RequestHead, now: float) -> None:
+        """The head of a request has arrived: refuse it, or read its body."""
+        try:
+            arrival = self.wsgi.admit(head)
+        except TercetError as error:
+            request = connection.take_refused(now)
+            self._end(connection, now, keeps_connection=self._respond(connection, request, {REFUSAL: error}))
+        else:
+            self._act(connection, connection.read_body(arrival), now)
+
+    def _enqueue(self, connection: Connection, arrival: Arrival, now: float) -> None:
+        """A complete request waits for a thread of its class."""
+        work = Work.PIPELINED if connection.is_pipelining else arrival.work
+        connection.arrival = arrival = arrival._replace(work=work)
         connection.wait_for_thread(now)
-        for refused in self._work[connection.work].append(connection, connection.owner):
+        for refused in self._work[work].append(connection, arrival.owner):
             self._refuse_waiting(refused, "Too many large requests wait for their turn.", now)
-        self._start_answers(connection.work, now)
+        self._start_answers(work, now)
 
     def _refuse_waiting(self, connection: Connection, reason: str, now: float) -> None:
         """Refuse a complete request, which is no longer held."""
@@ -347,7 +351,7 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
             request = connection.take_request(now)
             self._count_buffered(connection)
             try:
-                self._threads.submit(self._answer, connection, request)
+                self._threads.submit(self._answer, connection, request, connection.arrival)
             except Overloaded as error:
                 self._send_error(connection, request, error)
                 self._calls.defer(self._finish, connection, False, 0.0)
@@ -386,49 +390,61 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         self.wsgi.count_refused_connection(Overloaded.code)
         return Overloaded(f"{reason} Try again shortly.")
 
-    def _refuse(
-        self, connection: Connection, error: TercetError, now: float, *, keeps_connection: bool = False
-    ) -> None:
-        """Answer with an error, without a thread."""
+    def _refuse(self, connection: Connection, error: TercetError, now: float) -> None:
+        """Answer with an error that the app does not see, and end the connection."""
         headers = cors.refusal_headers(connection.parser.received_head, self.settings.access)
+        with suppress(OSError):
+            connection.response.sendall(encode_error(error, headers))
+        self._end(connection, now, keeps_connection=False)
+
+    def _finish(self, connection: Connection, keeps_connection: bool, busy_s: float) -> None:
+        """A thread has answered, in `busy_s` of CPU time."""
+        arrival, now = connection.arrival, time.monotonic()
+        assert arrival is not None
+        queue = self._work[arrival.work]
+        queue.finish(connection, now, busy_s)
+        self._end(connection, now, keeps_connection=keeps_connection, queue=queue, owner=arrival.owner)
+        self._start_answers(arrival.work, now)
+
+    def _end(
+        self,
+        connection: Connection,
+        now: float,
+        *,
+        keeps_connection: bool,
+        queue: WorkQueue | None = None,
+        owner: str = "",
+    ) -> None:
+        """A response is complete. `queue` and `owner`: of the request, if it had a thread."""
         try:
-            connection.response.sendall(encode_error(error, keeps_connection=keeps_connection, headers=headers))
             step = connection.finish_response(now, keeps_connection=keeps_connection)
         except OSError:
             self._close(connection)
             return
-        self._act(connection, step, now)
-
-    def _finish(self, connection: Connection, keeps_connection: bool, busy_s: float) -> None:
-        """A thread has answered, in `busy_s` of CPU time."""
-        work, owner, now = connection.work, connection.owner, time.monotonic()
-        self._work[work].finish(connection, now, busy_s)
-        try:
-            step = connection.finish_response(now, keeps_connection=keeps_connection)
-        except OSError:
-            self._close(connection)
-        else:
-            if connection.has_unsent:
-                for slow in self._work[work].hold_response(connection, owner):
-                    self._close(slow)
-            if connection.phase is not Phase.CLOSED:
-                self._act(connection, step, now)
-        self._start_answers(work, now)
+        if connection.has_unsent and queue is not None:
+            for slow in queue.hold_response(connection, owner):
+                self._close(slow)
+        if connection.phase is not Phase.CLOSED:
+            self._act(connection, step, now)
 
     # In a thread.
 
-    def _answer(self, connection: Connection, request: Request) -> None:
+    def _answer(self, connection: Connection, request: Request, arrival: Arrival) -> None:
         keeps_connection, began_at = False, time.thread_time()
         try:
-            keeps_connection = self._respond(connection, request)
+            keeps_connection = self._respond(connection, request, {ARRIVAL: arrival})
         finally:
             self._calls.defer(self._finish, connection, keeps_connection, time.thread_time() - began_at)
 
-    def _respond(self, connection: Connection, request: Request) -> bool:
-        """Answer one request. Returns whether the connection may carry another."""
+    def _respond(self, connection: Connection, request: Request, judged: dict[str, object]) -> bool:
+        """Answer one request. Returns whether the connection may carry another.
+
+        Args:
+            judged: what the app has said of the head, for the environment.
+        """
         sock, scheme = connection.response, "http" if self.tls is None else "https"
         writer = ResponseWriter(sock.sendall, request, keeps_connection=self.alive and request.keeps_connection)
-        environ = make_environ(request, scheme, sock, connection.client, connection.server)
+        environ = make_environ(request, scheme, sock, connection.client, connection.server) | judged
         try:
             writer.respond(self.wsgi, environ)
         except OSError:  # the client is gone
@@ -444,7 +460,7 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         self._report_refusal(error)
         headers = cors.refusal_headers(request.head.raw, self.settings.access)
         with suppress(OSError):
-            connection.response.sendall(encode_error(error, headers=headers))
+            connection.response.sendall(encode_error(error, headers))
 
     def _report_refusal(self, error: TercetError) -> None:
         """Log and count a request that the app does not see."""

@@ -106,11 +106,6 @@ class RequestParser:
         return bytes(self._received[:MAX_HEAD_BYTES]) if self.head is None else self.head.raw
 
     @property
-    def is_alone(self) -> bool:
-        """Whether all of the complete request was read, and nothing has arrived behind it."""
-        return len(self._received) == self._num_body_bytes and not self._is_too_long
-
-    @property
     def expects_continue(self) -> bool:
         """Whether the client waits before it sends the body. HTTP/1.0 has no such answer (RFC 9110, § 10.1.1)."""
         if self.head is None or self._received:
@@ -153,6 +148,15 @@ class RequestParser:
         self.head = self._chunks = None
         self._searched = 0
         return Request(head, body, head.keeps_connection and not self._is_too_long)
+
+    def take_refused(self) -> Request:
+        """The request whose head has arrived, without its body. Nothing may follow one that is not complete."""
+        if self.advance():
+            return self.take()._replace(body=bytearray())
+        assert self.head is not None
+        request = Request(self.head, bytearray(), keeps_connection=False)
+        self.clear()
+        return request
 
     def _find_head(self) -> bool:
         end = self._received.find(_END, max(0, self._searched - len(_END)))

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.server.request_parser import RequestHead
-from gateway.server.work import Work
+from shared.api_keys import ApiKey
 from shared.errors import TercetError
+
+# Of the WSGI environment: what the app has said of the request's head, or the error with which it is to be answered.
+ARRIVAL, REFUSAL = "tercet.arrival", "tercet.refusal"
+
+
+class Work(enum.Enum):
+    """Classes of requests, by what they need; each has threads and a queue of its own. `PIPELINED`: it was sent before
+    the response to the last one was complete."""
+
+    COMPLETIONS = enum.auto()
+    TOKENIZING = enum.auto()
+    JOBS = enum.auto()
+    FEEDBACK = enum.auto()
+    READS = enum.auto()
+    HEALTH = enum.auto()
+    PIPELINED = enum.auto()
+
+
+class Arrival(NamedTuple):
+    """What is known of a request from its head.
+
+    Attributes:
+        owner: id of its API key, "" without keys.
+    """
+
+    work: Work
+    owner: str
+    key: ApiKey | None = None
 
 
 class ServedApp(Protocol):
@@ -16,11 +45,12 @@ class ServedApp(Protocol):
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request, as WSGI defines it."""
 
-    def classify(self, head: RequestHead) -> tuple[Work, str]:
-        """Return the class of a complete request, and what distinguishes its owner."""
+    def admit(self, head: RequestHead) -> Arrival:
+        """Judge a request by its head, before its body is read. Does not block.
 
-    def find_early_refusal(self, head: RequestHead) -> TercetError | None:
-        """Return the error that answers the complete request with this head now. None: the app answers it."""
+        Raises:
+            TercetError: it is to be refused; the app answers so if it gets this error with the request.
+        """
 
     @property
     def has_warm_slot(self) -> bool:

@@ -153,15 +153,12 @@ class WorkQueue:
         self._pause_until = min(now + MAX_PAUSE_S, max(now, self._pause_until) + pause_after(busy_s))
         self._answering_large.discard(connection)
 
-    def is_late(self, connection: Connection, now: float) -> bool:
-        """Whether a request has waited for too long and is to be refused."""
-        waiting = self._waiting.get(connection)
-        return waiting is not None and now > waiting.deadline
-
-    def remove(self, connection: Connection) -> None:
-        """A request waits no more, because it was refused."""
-        if (waiting := self._waiting.get(connection)) is not None:
+    def take_late(self, now: float) -> list[Connection]:
+        """Remove the requests that have waited for too long, and return them."""
+        late = [waiting for waiting in self._waiting.values() if now > waiting.deadline]
+        for waiting in late:
             self._settle(waiting, _no_room())
+        return [waiting.connection for waiting in late]
 
     def hold_response(self, connection: Connection, owner: str) -> list[Connection]:
         """A response is complete and waits for a client that reads slowly. Returns the connections to be closed: the

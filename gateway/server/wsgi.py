@@ -148,7 +148,7 @@ def encode_head(status: str, headers: Headers, *, keeps_connection: bool, is_chu
     return head.encode("latin-1")
 
 
-def encode_error(error: TercetError, *, keeps_connection: bool = False, headers: Headers = ()) -> bytes:
+def encode_error(error: TercetError, headers: Headers = ()) -> bytes:
     """An error response with a request id of its own.
 
     Args:
@@ -157,7 +157,7 @@ def encode_error(error: TercetError, *, keeps_connection: bool = False, headers:
     identifier = request_id(None)
     body = error.problem(identifier)
     own = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "X-Request-Id": identifier} | error.headers
-    head = encode_head(f"{error.status} {error.title}", [*own.items(), *headers], keeps_connection=keeps_connection)
+    head = encode_head(f"{error.status} {error.title}", [*own.items(), *headers], keeps_connection=False)
     return head + body
 
 

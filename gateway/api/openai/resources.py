@@ -111,7 +111,7 @@ class CompletionsResource:
         started_at = time.monotonic()
         caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._starter.admitting(caller))
+            stack.enter_context(self._starter.counting(caller))
             parsed = parse_completion_request(body)
             req.context.num_ignored = parsed.num_unknown
             model = self._starter.model(parsed.request.model, "model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app import READY_PATHS
+from gateway.routes import READY_PATHS
 from shared.protocol import State
 from tests.gateway.conftest import WARM, Gateway
 

@@ -38,7 +38,7 @@ def test_the_ping_is_200_while_a_model_is_warm(make_gateway: MakeGateway) -> Non
 
 def test_only_two_routes_exist_and_need_no_key(make_gateway: MakeGateway, tmp_path: Path) -> None:
     gateway = make_gateway(**SAGEMAKER, keys=str(tmp_path / "keys"))
-    assert gateway.app.resources.keys() == {"/ping", "/invocations"}
+    assert gateway.app.routes.keys() == {"/ping", "/invocations"}
     assert gateway.client.simulate_post("/invocations", json={}).status_code == 422
     assert make_gateway().client.simulate_post("/invocations", json={}).status_code == 404
 

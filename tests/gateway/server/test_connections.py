@@ -17,6 +17,7 @@ from gateway.server.connections import (
     Step,
 )
 from shared.errors import MalformedRequest
+from tests.gateway.server.arrivals import admitted, advance
 
 MAX_BODY_BYTES = 1000
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -49,10 +50,10 @@ class Peers:
     def settle(self, now: float = 0.0) -> Step:
         """Advance while the connection waits and data may still arrive."""
         deadline = time.monotonic() + 0.2
-        step = self.connection.advance(now)
+        step = advance(self.connection, now)
         while step is Step.WAIT_TO_READ and time.monotonic() < deadline:
             time.sleep(0.005)
-            step = self.connection.advance(now)
+            step = advance(self.connection, now)
         return step
 
     def answer(self, response: bytes, now: float = 0.0, *, keeps_connection: bool = True) -> tuple[bytes, Step]:
@@ -60,7 +61,9 @@ class Peers:
         request = self.connection.take_request(now)
         self.connection.response.sendall(response)
         keeps_connection &= request.keeps_connection
-        return bytes(request.body), self.connection.finish_response(now, keeps_connection=keeps_connection)
+        return bytes(request.body), admitted(
+            self.connection, self.connection.finish_response(now, keeps_connection=keeps_connection)
+        )
 
 
 @pytest.fixture
@@ -86,12 +89,10 @@ def test_a_request_that_arrives_byte_by_byte_is_answered_when_it_is_complete(pee
 def test_pipelined_requests_are_answered_one_after_another(peers: Peers) -> None:
     first, second, third = post(b"one"), GET, post(b"three")
     assert peers.send(first + second + third[:20]) is Step.ANSWER
-    assert not peers.connection.parser.is_alone
     assert peers.answer(b"1") == (b"one", Step.ANSWER)
     assert peers.connection.is_pipelining
     assert peers.answer(b"2") == (b"", Step.WAIT_TO_READ)
     assert peers.send(third[20:]) is Step.ANSWER
-    assert peers.connection.parser.is_alone
     assert peers.answer(b"3", keeps_connection=False)[0] == b"three"
     assert peers.client.recv(10) == b"123"
     assert peers.client.recv(10) == b""
@@ -113,7 +114,7 @@ def test_nothing_is_read_while_a_request_is_answered(peers: Peers) -> None:
     assert peers.send(GET) is Step.ANSWER
     peers.connection.take_request(0.0)
     peers.client.sendall(GET)
-    assert peers.connection.advance(0.0) is Step.NOTHING
+    assert advance(peers.connection, 0.0) is Step.NOTHING
     assert peers.connection.num_buffered_bytes == 0
     assert peers.connection.has_arrived
 
@@ -151,7 +152,7 @@ def test_little_of_a_refused_upload_is_read(peers: Peers) -> None:
     def upload() -> None:
         for _ in range(100_000):
             peers.client.send(b"x" * 4096)
-            peers.connection.advance(0.0)
+            advance(peers.connection, 0.0)
 
     with pytest.raises((TimeoutError, BrokenPipeError)):  # the client is stopped by flow control
         upload()
@@ -187,7 +188,7 @@ def test_a_slow_reader_holds_memory_and_no_thread_and_gets_everything(peers: Pee
     while len(received) < len(response):
         received += peers.client.recv(1 << 14)
         if step is not Step.ANSWER:
-            step = peers.connection.advance(1.0)
+            step = advance(peers.connection, 1.0)
     assert received == response
     assert step is Step.ANSWER  # the second request, which had to wait for the first response
 
@@ -195,11 +196,11 @@ def test_a_slow_reader_holds_memory_and_no_thread_and_gets_everything(peers: Pee
 def test_time_counts_from_the_last_byte_that_a_slow_reader_takes(peers: Peers) -> None:
     assert peers.send(GET) is Step.ANSWER
     peers.answer(b"x" * (1 << 20), now=1.0)
-    peers.connection.advance(2.0)
+    advance(peers.connection, 2.0)
     assert peers.connection.since == 1.0
     peers.client.recv(1 << 20)
     time.sleep(0.05)
-    peers.connection.advance(3.0)
+    advance(peers.connection, 3.0)
     assert peers.connection.since == 3.0
 
 

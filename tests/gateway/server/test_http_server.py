@@ -137,7 +137,7 @@ def test_a_request_that_the_main_thread_fails_on_ends_with_its_connection(peers:
     server = stopping(peers, is_replaced=False)
     server._stop_began_at = None
     server.alive = False
-    server.wsgi = Mock(classify=Mock(side_effect=ZeroDivisionError))
+    server.wsgi = Mock(admit=Mock(side_effect=ZeroDivisionError))
     peers.client.sendall(GET)
     with structlog.testing.capture_logs() as logs:
         server._advance(peers.connection, ACCEPTED_AT)

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.server.connections import LARGE_BYTES, READ_BYTES, Connection, Phase
 from gateway.server.large_reads import READ_S, LargeReads
+from tests.gateway.server.arrivals import advance
 
 
 class Clients:
@@ -25,7 +26,7 @@ class Clients:
         self._stack.callback(connection.close)
         self._stack.callback(client.close)
         client.sendall(request)
-        connection.advance(0.0)
+        advance(connection, 0.0)
         return connection
 
     def large(self) -> Connection:

@@ -14,6 +14,7 @@ import pytest
 from gateway.server.connections import READ_BYTES, Connection, Phase, Step
 from gateway.server.tls_socket import MAX_SILENT_BYTES, RECORD_BYTES
 from shared.masters.startup import server_tls
+from tests.gateway.server.arrivals import advance
 from tests.tls import Certificate
 
 BODY = bytes(range(250)) * 8
@@ -36,7 +37,7 @@ class TlsPeers:
     def advance(self) -> Step:
         """One turn of the connection, once it is ready for one."""
         select.select([self.connection], [], [], 5)
-        return self.connection.advance(0.0)
+        return advance(self.connection, 0.0)
 
     def shake_hands(self) -> None:
         while self.connection.phase is Phase.HANDSHAKE:
@@ -62,7 +63,7 @@ class TlsPeers:
             if select.select([self.plain], [], [], 0.01)[0]:
                 self._incoming.write(self.plain.recv(1 << 14))
             if self.connection.has_unsent:
-                self.connection.advance(0.0)
+                advance(self.connection, 0.0)
         return data
 
 

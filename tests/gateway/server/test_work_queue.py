@@ -9,62 +9,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from gateway.app import WORK
-from gateway.server.classes import classify
 from gateway.server.connections import LARGE_BYTES, Connection, Phase, Step
-from gateway.server.work import Work
 from gateway.server.work_queue import LARGE_S_PER_BYTE, MAX_PAUSE_S, WorkQueue
 from shared.cpu_share import SHARE
-
-
-def class_of(line: str, *fields: str, prefix: str = "", needs_keys: bool = True) -> tuple[Work, str]:
-    return classify("\r\n".join([f"{line} HTTP/1.1", *fields, "", ""]).encode(), WORK, prefix, needs_keys=needs_keys)
-
-
-@pytest.mark.parametrize(
-    ("line", "work"),
-    [
-        ("POST /autocomplete", Work.COMPLETIONS),
-        ("POST /v1//completions/", Work.COMPLETIONS),
-        ("POST /", Work.COMPLETIONS),
-        ("POST /tools/tercet/generate?x=1", Work.COMPLETIONS),
-        ("GET /", Work.READS),
-        ("OPTIONS /autocomplete", Work.READS),
-        ("POST /tokenize", Work.TOKENIZING),
-        ("POST /%74okenize", Work.TOKENIZING),
-        ("POST //tokenize/", Work.TOKENIZING),
-        ("POST http://localhost:8000/tokenize", Work.TOKENIZING),
-        ("POST /tools/tercet/tokenize", Work.TOKENIZING),
-        ("\r\nPOST /tokenize?a#b", Work.TOKENIZING),
-        ("GET /tokenizer_info", Work.TOKENIZING),
-        ("POST /jobs", Work.JOBS),
-        ("DELETE /jobs/abc", Work.JOBS),
-        ("GET /tools/tercet//jobs/%61bc/", Work.JOBS),
-        ("POST /feedback", Work.FEEDBACK),
-        ("GET /health/live", Work.HEALTH),
-        ("HEAD /ping/", Work.HEALTH),
-        ("GET /jobs/abc/def", Work.READS),
-        ("GET /metrics", Work.READS),
-        ("GET /autocomplete/x", Work.READS),
-        ("nonsense", Work.READS),
-    ],
-)
-def test_a_request_has_the_class_of_the_route_that_answers_it(line: str, work: Work) -> None:
-    assert class_of(line, prefix="/tools/tercet") == (work, "")
-
-
-def test_a_completion_that_is_to_be_a_job_is_of_the_class_of_jobs() -> None:
-    assert class_of("POST /autocomplete", "Prefer: wait=3, respond-async")[0] is Work.JOBS
-    assert class_of("POST /autocomplete", "Prefer: wait=3")[0] is Work.COMPLETIONS
-
-
-@pytest.mark.parametrize("field", ["Authorization: Bearer k", "API-Key:k", "x-api-key: k"])
-def test_owners_are_told_apart_by_their_key_as_it_is_sent(field: str) -> None:
-    owner = class_of("POST /jobs", "Host: a", field)[1]
-    assert owner.endswith("k")
-    assert class_of("POST /jobs", field, "Host: a")[1] == owner
-    assert class_of("POST /jobs", field + "2")[1] != owner
-    assert class_of("POST /jobs", field, needs_keys=False)[1] == ""
+from tests.gateway.server.arrivals import advance
 
 
 class Clients:
@@ -80,7 +28,7 @@ class Clients:
         connection = Connection(ours, "", "", now=0.0, max_body_bytes=1 << 20, tls=None)
         head = b"POST /jobs HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
         theirs.sendall(head % (num_bytes - len(head) - 1) + b"x" * num_bytes)
-        while connection.advance(0.0) is not Step.ANSWER:
+        while advance(connection, 0.0) is not Step.ANSWER:
             pass
         connection.wait_for_thread(0.0)
         return connection
@@ -127,12 +75,13 @@ def test_a_request_that_is_larger_than_the_bound_is_served_alone(clients: Client
     assert queue.take(0.0) is connection
 
 
-def test_what_was_refused_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> None:
+def test_what_is_late_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> None:
     queue = WorkQueue(1, 30.0, 10_000)
-    refused, closed, last = (clients.waiting(4000) for _ in range(3))
-    queue.append(refused, "")
+    late, closed, last = (clients.waiting(4000) for _ in range(3))
+    queue.append(late, "")
+    assert queue.take_late(29.0) == []
+    assert queue.take_late(31.0) == [late]
     queue.append(closed, "")
-    queue.remove(refused)
     assert queue.append(last, "") == []
     closed.phase = Phase.CLOSED
     assert queue.take(0.0) is last
@@ -161,8 +110,10 @@ def test_a_large_request_may_wait_for_as_many_others_as_the_class_may_hold(clien
     queue.append(large, "")
     queue.append(small, "")
     last = 0.2 + (1 << 20) * LARGE_S_PER_BYTE
-    assert [queue.is_late(large, now) for now in (last - 0.001, last + 0.001)] == [False, True]
-    assert [queue.is_late(small, now) for now in (0.199, 0.201)] == [False, True]
+    assert queue.take_late(0.199) == []
+    assert queue.take_late(0.201) == [small]
+    assert queue.take_late(last - 0.001) == []
+    assert queue.take_late(last + 0.001) == [large]
 
 
 def test_without_a_free_thread_no_large_request_resumes(clients: Clients) -> None:

@@ -11,8 +11,12 @@ import pytest
 from falcon import inspect
 from structlog.testing import capture_logs
 
-from gateway.app import READY_PATHS
+from gateway.routes import READY_PATHS
+from gateway.server.request_parser import parse_head
+from gateway.server.served_app import Work
 from shared.api_keys import new_key, read_keys
+from shared.errors import NotReady, ShuttingDown, Unauthorized
+from shared.protocol import State
 from tests.bad_requests import HttpRequest, call_app
 from tests.gateway.conftest import Gateway, MakeGateway
 from tests.gateway.middleware.conftest import Echo
@@ -278,3 +282,66 @@ def test_the_request_log_names_the_key_by_its_id(
     assert read_keys(key_path)[0].id in text
     assert key not in text
     assert "wrong-key" not in text
+
+
+def arrival(gateway: Gateway, line: str, *fields: str) -> tuple[Work, str]:
+    """What is known of a request from its head."""
+    found = gateway.app.admit(parse_head("\r\n".join([f"{line} HTTP/1.1", "Host: a", *fields, "", ""]).encode()))
+    return found.work, found.owner
+
+
+@pytest.mark.parametrize(
+    ("line", "work"),
+    [
+        ("POST /autocomplete", Work.COMPLETIONS),
+        ("POST /v1//completions/", Work.COMPLETIONS),
+        ("POST /", Work.COMPLETIONS),
+        ("POST /tools/tercet/generate?x=1", Work.COMPLETIONS),
+        ("GET /", Work.READS),
+        ("OPTIONS /autocomplete", Work.READS),
+        ("POST /tokenize", Work.TOKENIZING),
+        ("POST /%74okenize", Work.TOKENIZING),
+        ("POST //tokenize/", Work.TOKENIZING),
+        ("POST http://localhost:8000/tokenize", Work.TOKENIZING),
+        ("POST /tools/tercet/tokenize", Work.TOKENIZING),
+        ("GET /tokenizer_info", Work.TOKENIZING),
+        ("POST /feedback", Work.FEEDBACK),
+        ("GET /health/live", Work.HEALTH),
+        ("HEAD /ping/", Work.HEALTH),
+        ("GET /jobs/abc/def", Work.READS),
+        ("GET /metrics", Work.READS),
+        ("GET /autocomplete/x", Work.READS),
+    ],
+)
+def test_a_request_has_the_class_of_the_route_that_answers_it(make_gateway: MakeGateway, line: str, work: Work) -> None:
+    gateway = make_gateway(public_url="http://localhost/tools/tercet")
+    for slot in range(3):
+        gateway.admission.update(slot, State(state="warm"))
+    assert arrival(gateway, line) == (work, "")
+
+
+def test_a_completion_that_is_to_be_a_job_is_of_the_class_of_jobs(gateway: Gateway) -> None:
+    gateway.admission.update(0, State(state="warm"))
+    assert arrival(gateway, "POST /autocomplete", "Prefer: wait=3, respond-async")[0] is Work.JOBS
+    assert arrival(gateway, "POST /autocomplete", "Prefer: wait=3")[0] is Work.COMPLETIONS
+
+
+@pytest.mark.parametrize("field", ["Authorization: Bearer {}", "API-Key:{}", "x-api-key: {}"])
+def test_a_key_is_checked_from_the_head(keyed: Gateway, key: str, key_path: Path, field: str) -> None:
+    assert arrival(keyed, "POST /feedback", field.format(key)) == (Work.FEEDBACK, read_keys(key_path)[0].id)
+    with pytest.raises(Unauthorized):
+        arrival(keyed, "POST /feedback", field.format(key + "2"))
+    with pytest.raises(Unauthorized):
+        arrival(keyed, "POST /feedback")
+    assert arrival(keyed, "GET /docs") == (Work.READS, "")
+
+
+def test_a_completion_that_would_be_refused_is_refused_from_its_head(gateway: Gateway) -> None:
+    for slot in range(3):
+        gateway.admission.update(slot, State(state="failed", reason="no such file"))
+    with pytest.raises(NotReady):
+        arrival(gateway, "POST /autocomplete")
+    assert arrival(gateway, "GET /autocomplete")[0] is Work.READS
+    gateway.app.cancel_all(ShuttingDown("The server is shutting down."))
+    with pytest.raises(ShuttingDown):
+        arrival(gateway, "POST /v1/completions")
