@@ -17,7 +17,8 @@ from rich.text import Text
 
 from deploy.terminal import labelled
 from shared.plan import Plan
-from shared.settings import PoolUrl, Settings
+from shared.setting_values import PoolUrl
+from shared.settings import Settings
 
 
 def progress_line(stage: str, share: float) -> str:

@@ -16,7 +16,8 @@ import msgspec
 from shared.errors import StartError, refusing_os_errors
 from shared.home import start_directory
 from shared.memory_plan import Gpu, SlotMemory
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 
 PLAN_FILE = "plan.json"
 PLAN_LOCK_FILE = "plan.lock"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shared.errors import StartError
 from shared.pool_keys import read_pool_keys
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 from shared.watched_files import open_file
 
 # Ports of all entries of TERCET_POOL; the gateway has a thread for each slot.

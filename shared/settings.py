@@ -8,22 +8,22 @@ below them reads the environment.
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
+from shared import setting_values as values
 from shared.errors import StartError
-from shared.home import START_DIRECTORY, absolute_path, home_directory, start_directory
-from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
+from shared.home import START_DIRECTORY, absolute_path, home_directory
 from shared.run_paths import default_run_path
+from shared.setting_values import Address, Dtype, ModelSpec, Placement, PoolUrl, without_passwords
 
 PREFIX = "TERCET_"
 # Set by Tercet for its own processes, never by a user: which pool a gunicorn runs, which slot a worker has, the
@@ -51,263 +51,13 @@ REMOVED = {
 CLIENT = frozenset({"TERCET_API_KEY", "TERCET_API_KEY_FILE"})
 DEFAULT_JOB_STORE = "sqlite:~/.local/state/tercet/jobs-<port>.sqlite3"
 
-Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
-Placement = Literal["auto", "spread", "pack"]
 Compute = Literal["auto", "cpu"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_MODEL_ENTRY = re.compile(r"""(?:="[^"]*"|='[^']*'|[^,])+""")
-_COUNTED = re.compile(r"(.*)\*(\d{1,3})")
-_MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-# host:port, with IPv6 in brackets. `\d` would match the digits of every script.
-_HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?")
-# As _HOST_PORT, with an optional range of ports and a path.
-_POOL_URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
-    r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
-)
-_PUBLIC_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#@]+)(?P<path>(/[A-Za-z0-9._~-]+)*)/?", re.IGNORECASE)
-_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-_DEVICE = re.compile(r"cpu|cuda:\d{1,2}")
-# An origin of the web, or of an extension or app with a scheme of its own, whose host is any text, or * for every host.
-_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\*|[a-z0-9._~%+-]+(:[0-9]{1,5})?)")
 # What Kubernetes sets for a service whose name begins with "tercet" (its "service links").
 _SERVICE_LINK = re.compile(
     r"TERCET(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-_WEB_SCHEMES = {"http", "https"}
-# No page has an origin of these; the one of files has no host.
-_PAGELESS_SCHEMES = {"ws", "wss", "ftp", "file"}
-_ORIGIN_RULE = (
-    "an origin is http(s)://host[:port], or scheme://host of an extension or app (scheme://* for all of that scheme),"
-    " without a path"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host and port to listen on."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can connect. A host name counts as beyond loopback, except `localhost`."""
-        return self.host.lower() == "localhost" or (_is_ip(self.host) and ipaddress.ip_address(self.host).is_loopback)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """One entry of `TERCET_MODELS`: `name`, `name=source`, each with `*count` per device.
-
-    A source may stand in quotation marks, and must if it has a comma or ends like a count.
-    """
-
-    name: str
-    source: str | None = None
-    count: int = 1
-
-    def __str__(self) -> str:
-        source = "" if self.source is None else f"={self.source}"
-        if "," in source or _COUNTED.fullmatch(source):
-            quote = "'" if '"' in source else '"'
-            source = f"={quote}{self.source}{quote}"
-        return f"{self.name}{source}" + (f"*{self.count}" if self.count != 1 else "")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolUrl:
-    """One entry of `TERCET_POOL`: where workers of one model are reached by TCP.
-
-    Each of the ports from `port` to `last_port`, at each address of `host`, is a slot. `path` is a prefix of the paths
-    of the internal protocol, "" or like "/small".
-    """
-
-    model: str
-    scheme: Literal["http", "https"]
-    host: str
-    port: int
-    last_port: int
-    path: str = ""
-
-    def __str__(self) -> str:
-        ports = f"-{self.last_port}" if self.last_port != self.port else ""
-        return f"{self.model}={self.scheme}://{Address(self.host, self.port)}{ports}{self.path}"
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _split_host_port(text: str) -> tuple[str, str] | None:
-    """Host, in lower case and without brackets, and port ("" if absent); None if the text is nothing of the kind."""
-    match = _HOST_PORT.fullmatch(text)
-    if match is None:
-        return None
-    host = match["host"].lower()
-    if host.startswith("["):
-        host = host[1:-1]
-        if not _is_ip(host) or ":" not in host:
-            return None
-    return host, match["port"] or ""
-
-
-def _address(text: str) -> Address:
-    host, port = _split_host_port(text) or ("", "")
-    if not port or not 0 < int(port) < 65536:
-        raise ValueError("must be host:port with a port from 1 to 65535, like 127.0.0.1:8000 or [::1]:8000")
-    return Address(host, int(port))
-
-
-def _models(text: str) -> tuple[ModelSpec, ...]:
-    specs = []
-    parts = _MODEL_ENTRY.findall(text)
-    for place, entry in enumerate(part.strip() for part in parts):
-        if not entry:
-            continue
-        body, count = entry, 1
-        if match := _COUNTED.fullmatch(entry):
-            body, count = match[1], int(match[2])
-        name, _, source = body.partition("=")
-        if quoted := re.fullmatch(r"""(["'])(.+)\1""", source):
-            source = quoted[2]
-        elif source.startswith(('"', "'")):
-            raise ValueError(f"has an entry {entry!r} whose quotation mark is not closed")
-        elif source:
-            for end in range(place, len(parts)):
-                path = ",".join(parts[place : end + 1]).partition("=")[2].strip()
-                if path != source and os.path.exists(Path(start_directory(), os.path.expanduser(path))):
-                    raise ValueError(
-                        f'has {name}={path}, and there is a path of this name: write {name}="{path}" for it, or '
-                        f'{name}="{source}" for {source}, with what follows behind the quotation mark'
-                    )
-        if "/" in body and "=" not in body:
-            raise ValueError(f"has {entry!r} without a name: write NAME={entry}, like legal=/models/gpt2")
-        if not _MODEL_NAME.fullmatch(name) or count < 1 or (not source and "=" in body):
-            raise ValueError(
-                f"has an entry {entry!r} that is not name, name*count or name=source "
-                "(like small*2,medium or legal=/models/legal-gpt2)"
-            )
-        specs.append(ModelSpec(name, source or None, count))
-    names = [spec.name for spec in specs]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"names {min(repeated)} twice; write {min(repeated)}*2 for two workers of it")
-    return tuple(specs)
-
-
-def _devices(text: str) -> tuple[str, ...]:
-    devices = tuple(filter(None, (part.strip() for part in text.split(","))))
-    for device in devices:
-        if not _DEVICE.fullmatch(device):
-            raise ValueError(f"has {device!r}; a device is cpu or cuda:N, like cuda:0,cuda:1")
-    if len(set(devices)) != len(devices):
-        raise ValueError("names a device twice; for several workers on one device, use a count in TERCET_MODELS")
-    return devices
-
-
-def _pool(text: str) -> tuple[PoolUrl, ...]:
-    urls = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        model, _, url = entry.partition("=")
-        match = _POOL_URL.fullmatch(url)
-        if not _MODEL_NAME.fullmatch(model) or match is None:
-            raise ValueError(
-                f"has an entry {entry!r} that is not model=http(s)://host:port, with a range of ports for several slots"
-                " and a path where it has one (like small=https://gpu-a.example:8100-8103)"
-            )
-        host, _port = _split_host_port(match["host"]) or ("", "")
-        port, last_port = int(match["port"]), int(match["last_port"] or match["port"])
-        if not host or not 0 < port <= last_port < 65536:
-            raise ValueError(f"has {entry!r}; ports are from 1 to 65535, and a range goes upwards")
-        scheme: Literal["http", "https"] = "https" if match["scheme"] == "https" else "http"
-        urls.append(PoolUrl(model, scheme, host, port, last_port, match["path"]))
-    if len(set(urls)) != len(urls):
-        raise ValueError("names an address twice for the same model")
-    return tuple(urls)
-
-
-def _origins(text: str) -> tuple[str, ...]:
-    origins = tuple(filter(None, (part.strip().lower() for part in text.split(","))))
-    return tuple(_origin(origin) for origin in origins)
-
-
-def _origin(text: str) -> str:
-    """An origin as browsers send it, in lower case."""
-    if text in {"file://", "file:///"}:  # of apps that open their pages from files, in Electron or Android's WebView
-        return "file://"
-    if text == "*":
-        raise ValueError(f"has '*', which would open the server to every page on the web; {_ORIGIN_RULE}")
-    if text == "null":
-        raise ValueError(
-            "has 'null', the origin of any page in a sandboxed frame or from a file; serve the page over HTTP, and list"
-            f" that: {_ORIGIN_RULE}"
-        )
-    origin = text.rstrip("/")
-    scheme, _, host_port = origin.partition("://")
-    if scheme in _WEB_SCHEMES:
-        is_valid = _split_host_port(host_port) is not None
-    else:
-        is_valid = scheme not in _PAGELESS_SCHEMES and _ORIGIN.fullmatch(origin) is not None
-    if not is_valid:
-        raise ValueError(f"has {text!r}; {_ORIGIN_RULE}")
-    # Browsers leave out the scheme's own port.
-    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", origin)
-
-
-def _hosts(text: str) -> tuple[str, ...]:
-    hosts = tuple(part.strip().lower() for part in text.split(",") if part.strip())
-    for host in hosts:
-        if not _HOST_PATTERN.fullmatch(host):
-            raise ValueError(f"has {host!r}; a host is a name without a port, *.name for its subdomains, or * for any")
-    return hosts
-
-
-def _public_url(text: str) -> str:
-    match = _PUBLIC_URL.fullmatch(text)
-    if match is None or _split_host_port(match["host"]) is None or {".", ".."} & {*match["path"].split("/")}:
-        raise ValueError("must be http(s)://host[:port][/path], like https://notes.example/tools/tercet")
-    return f"{match['scheme'].lower()}://{match['host'].lower()}{match['path']}"
-
-
-def _flag(text: str) -> bool:
-    if text not in {"0", "1"}:
-        raise ValueError("must be 0 or 1")
-    return text == "1"
-
-
-def _job_store(text: str) -> str:
-    """The URL of a job store, with an absolute path; "none" for none."""
-    scheme, _, rest = text.partition(":")
-    if scheme == "sqlite" and rest:
-        return f"sqlite:{absolute_path(rest)}"
-    if scheme in REDIS_SCHEMES:
-        parse_redis_url(text)
-        return text
-    parts = urlsplit(text)
-    # The limits of the service: "Naming rules" in the DynamoDB Developer Guide.
-    if scheme == "dynamodb" and re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", parts.netloc) is None:
-        raise ValueError(
-            f"must name a table by 3 to 255 letters, digits, _, - and . (it has {len(parts.netloc)} characters), like "
-            "dynamodb://tercet-jobs?region=eu-central-1"
-        )
-    is_valid = text == "none" or (
-        scheme == "dynamodb" and parse_qs(parts.query, keep_blank_values=True).keys() <= {"region", "endpoint"}
-    )
-    if not is_valid:
-        raise ValueError(
-            "must be sqlite:<file>, redis://host:port/db (or rediss://), "
-            "redis+sentinel://host:port,host:port/name/db (or rediss+sentinel://), "
-            "dynamodb://table?region=…&endpoint=…, or none"
-        )
-    return text
 
 
 def _convert(text: str, kind: Any, example: str) -> Any:
@@ -348,7 +98,7 @@ def _setting(
 
 def _switch() -> Any:
     """A setting that is off by default."""
-    return _setting(False, "0 or 1", shown="0", parse=_flag)
+    return _setting(False, "0 or 1", shown="0", parse=values.parse_flag)
 
 
 def _file() -> Any:
@@ -380,7 +130,7 @@ class ServerSettings:
         sagemaker: 1 makes `tercet serve` the server of a SageMaker container, as `--sagemaker` does
     """
 
-    bind: Address = _setting(Address("127.0.0.1", 8000), "host:port", parse=_address)
+    bind: Address = _setting(Address("127.0.0.1", 8000), "host:port", parse=values.parse_address)
     run_dir: Path | None = _setting(None, "directory", shown="$XDG_RUNTIME_DIR/tercet-<port>", parse=absolute_path)
     cache_dir: Path | None = _setting(None, "directory", shown="~/.cache/tercet", parse=absolute_path)
     grace_s: Annotated[float, Meta(ge=1, le=600)] = _setting(30.0, "seconds")
@@ -408,7 +158,7 @@ class ModelSettings:
     """
 
     models: tuple[ModelSpec, ...] = _setting(
-        (), "list", shown="small if available, else smollm2, else embedded", parse=_models
+        (), "list", shown="small if available, else smollm2, else embedded", parse=values.parse_models
     )
     dtype: Dtype = _setting("auto", "")
     similarity: Annotated[float, Meta(ge=1, le=100)] = _setting(80.0, "percent")
@@ -436,7 +186,7 @@ class PoolSettings:
             for a slow disk; 0 disables this check
     """
 
-    devices: tuple[str, ...] = _setting((), "list", shown="all visible GPUs, else cpu", parse=_devices)
+    devices: tuple[str, ...] = _setting((), "list", shown="all visible GPUs, else cpu", parse=values.parse_devices)
     compute: Compute = _setting("auto", "")
     cpu_threads: Annotated[int, Meta(ge=0, le=1024)] = _setting(0, "threads")
     max_batch: Annotated[int, Meta(ge=1, le=512)] = _setting(48, "sequences")
@@ -494,21 +244,13 @@ class AccessSettings:
     insecure: bool = _switch()
     tls_cert: Path | None = _file()
     tls_key: Path | None = _file()
-    origins: tuple[str, ...] = _setting((), "list", parse=_origins)
-    hosts: tuple[str, ...] = _setting((), "list", parse=_hosts)
-    public_url: str | None = _setting(None, "URL", parse=_public_url)
+    origins: tuple[str, ...] = _setting((), "list", parse=values.parse_origins)
+    hosts: tuple[str, ...] = _setting((), "list", parse=values.parse_hosts)
+    public_url: str | None = _setting(None, "URL", parse=values.parse_public_url)
 
     def allows_origin(self, header: str) -> bool:
-        """Whether the value of an `Origin` header is listed.
-
-        Safari writes the hosts of its extensions in capitals. `scheme://*` stands for every host of a scheme that is
-        not the web's: only what is installed has such an origin, and some get a new host at every start.
-        """
-        origin = header.lower()
-        if origin in self.origins:
-            return True
-        match = _ORIGIN.fullmatch(origin)
-        return match is not None and f"{match['scheme']}://*" in self.origins
+        """Whether the value of an `Origin` header is listed."""
+        return values.lists_origin(self.origins, header)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,7 +266,9 @@ class JobSettings:
         queue: jobs that may be queued or running; an API key may have a quarter of them
     """
 
-    store: str | None = _setting(None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=_job_store, is_secret=True)
+    store: str | None = _setting(
+        None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=values.parse_job_store, is_secret=True
+    )
     ttl_s: Annotated[float, Meta(ge=1, le=31_536_000)] = _setting(86_400.0, "seconds", name="JOB_TTL_S")
     queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(1000, "jobs", name="JOB_QUEUE")
 
@@ -545,10 +289,10 @@ class RemoteSettings:
         pool_tls_key: private key (PEM) of TERCET_POOL_TLS_CERT
     """
 
-    pool: tuple[PoolUrl, ...] = _setting((), "list", parse=_pool)
+    pool: tuple[PoolUrl, ...] = _setting((), "list", parse=values.parse_pool)
     pool_key: Path | None = _file()
     pool_ca: Path | None = _setting(None, "file", shown="the system's", parse=absolute_path)
-    pool_bind: Address | None = _setting(None, "host:port", parse=_address)
+    pool_bind: Address | None = _setting(None, "host:port", parse=values.parse_address)
     pool_tls_cert: Path | None = _file()
     pool_tls_key: Path | None = _file()
 
@@ -589,7 +333,7 @@ class Settings:
         }
         wrong: list[str] = []
         environ = _with_secrets(environ, wrong)
-        values: dict[str, dict[str, Any]] = {group_name: {} for group_name, _ in _groups()}
+        found: dict[str, dict[str, Any]] = {group_name: {} for group_name, _ in _groups()}
         for name in sorted(environ):
             if not name.startswith(PREFIX) or name in INTERNAL | CLIENT:
                 continue
@@ -603,19 +347,19 @@ class Settings:
                 group_name, setting, kind = known[name]
                 parse = setting.metadata["parse"]
                 try:
-                    values[group_name][setting.name] = (
+                    found[group_name][setting.name] = (
                         parse(text) if parse else _convert(text, kind, setting.metadata["shown"])
                     )
                 except ValueError as error:
                     wrong.append(f"{name}={without_passwords(text)!r} {error}")
         if wrong:
             raise StartError("; ".join(wrong) + ".")
-        if public_url := values["access"].get("public_url"):
+        if public_url := found["access"].get("public_url"):
             # Pages of it are this server's own, whatever Host the proxy sends.
             parts = urlsplit(public_url)
-            own = _origins(f"{parts.scheme}://{parts.netloc}")
-            values["access"]["origins"] = (*values["access"].get("origins", ()), *own)
-        return cls(**{group_name: replace(group, **values[group_name]) for group_name, group in _groups()})
+            own = values.parse_origins(f"{parts.scheme}://{parts.netloc}")
+            found["access"]["origins"] = (*found["access"].get("origins", ()), *own)
+        return cls(**{group_name: replace(group, **found[group_name]) for group_name, group in _groups()})
 
     @property
     def run_path(self) -> Path:
@@ -648,7 +392,7 @@ class Settings:
                 f"Jobs are stored in the home directory, and user {os.getuid()} has none: set TERCET_JOBS to "
                 "sqlite:<file>, or to none to serve no jobs, or set HOME."
             )
-        return _job_store(DEFAULT_JOB_STORE.replace("<port>", str(self.server.bind.port)))
+        return values.parse_job_store(DEFAULT_JOB_STORE.replace("<port>", str(self.server.bind.port)))
 
     @property
     def url(self) -> str:
@@ -672,28 +416,9 @@ class Settings:
         return self.access.tls_cert is not None
 
     def allows_host(self, header: str) -> bool:
-        """Whether a `Host` header names this server.
-
-        Guards against DNS rebinding: a page whose name was rebound to this address still sends its own name, so names
-        must be listed. An IP address cannot be rebound, nor `localhost` and the names below it (RFC 6761, § 6.3). A dot
-        at the end only says that the name is complete. `*` in the list allows any host, also none, but nothing that is
-        not `host[:port]`.
-        """
-        if not header:
-            return "*" in self.access.hosts
-        parts = _split_host_port(header)
-        if parts is None:
-            return False
-        host = parts[0].removesuffix(".")
-        return (
-            host in {"localhost", self.server.bind.host, urlsplit(self.access.public_url or "").hostname}
-            or host.endswith(".localhost")
-            or _is_ip(host)
-            or any(
-                pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))
-                for pattern in self.access.hosts
-            )
-        )
+        """Whether a `Host` header names this server."""
+        own = {"localhost", self.server.bind.host, urlsplit(self.access.public_url or "").hostname or ""}
+        return values.lists_host(self.access.hosts, own, header)
 
     @classmethod
     def reference(cls) -> list[tuple[str, list[SettingRow]]]:
@@ -713,11 +438,6 @@ class Settings:
             ]
             found.append((title, rows))
         return found
-
-
-def without_passwords(text: str) -> str:
-    """The value of a setting, to be shown: a URL may hold passwords."""
-    return re.sub(r"password=[^&]*", "password=…", re.sub(r"(/+).*@", r"\1…@", text))
 
 
 def service_links(environ: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from deploy.terminal import make_console
-from shared.settings import Settings, without_passwords
+from shared.setting_values import without_passwords
+from shared.settings import Settings
 
 out = make_console()
 

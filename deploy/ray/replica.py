@@ -28,7 +28,8 @@ from shared.cpu_features import num_cores
 from shared.errors import StartError, TercetError
 from shared.log_stream import start_log_thread, use_log_streams
 from shared.plan import Plan
-from shared.settings import ModelSpec, Settings
+from shared.setting_values import ModelSpec
+from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.worker_environment import worker_environment
 

@@ -31,7 +31,8 @@ from deploy.tune.tuning import find_plan
 from shared.cpu_features import num_cores
 from shared.errors import StartError
 from shared.free_memory import free_bytes
-from shared.settings import PREFIX, ModelSpec, Settings
+from shared.setting_values import ModelSpec
+from shared.settings import PREFIX, Settings
 from shared.worker_environment import cache_directory
 from workers.checkpoints.resolve import Checkpoint
 

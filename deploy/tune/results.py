@@ -10,7 +10,7 @@ import numpy as np
 
 from deploy.load.clients import LoadResult
 from shared.errors import StartError
-from shared.settings import Placement
+from shared.setting_values import Placement
 
 MIB = 1 << 20
 

@@ -15,7 +15,8 @@ from typing import get_args
 from msgspec.structs import replace
 
 from deploy.tune.results import MIB, Candidate, Measurement
-from shared.settings import Placement, PoolSettings
+from shared.setting_values import Placement
+from shared.settings import PoolSettings
 
 # Figures that differ by less are equal: rounds of one plan differ as much.
 EQUAL_SHARE = 0.05

@@ -11,7 +11,7 @@ from deploy.load.server import Server
 from deploy.load.workload import Workload
 from deploy.tune.results import Candidate, Figures, Load, Measurement
 from shared.process import proportional_set_size
-from shared.settings import ModelSpec
+from shared.setting_values import ModelSpec
 from workers.checkpoints.resolve import Checkpoint
 
 OnTurn = Callable[[str], None]

@@ -30,7 +30,7 @@ from gateway.waiting.room import Waiter, WaitingRoom
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan, Slot
 from shared.protocol import State
-from shared.settings import Placement
+from shared.setting_values import Placement
 
 # The queue of long texts. One is tokenized at a time: while the gateway reads and encodes the tokens of the largest, a
 # MiB with a token for each byte, it holds some 250 MB, and other threads wait for the interpreter.

@@ -23,7 +23,7 @@ from shared import wire
 from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLong
 from shared.plan import Remote, Slot
 from shared.protocol import Done, Failed, GenerateRequest, State, Token, TokenizeRequest, Tokens
-from shared.settings import Address
+from shared.setting_values import Address
 from shared.time_margins import MARGINS
 
 # The worker lives, and makes its socket again if it was removed.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gateway.pool.slot_table import Entry
-from shared.settings import Placement
+from shared.setting_values import Placement
 
 # Document affinity holds while the load of the slot with the cached prompt is at most this multiple of the lowest.
 MAX_AFFINITY_LOAD_RATIO = 2.0

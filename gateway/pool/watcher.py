@@ -30,7 +30,7 @@ from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.discovery import INTERVAL_S, Discovery, Resolver, resolve
 from shared.plan import Plan, Remote, Slot
 from shared.protocol import OLDEST_PROTOCOL, PROTOCOL, State
-from shared.settings import PoolUrl
+from shared.setting_values import PoolUrl
 from shared.version import tercet_version
 
 RECONNECT_S = 0.05

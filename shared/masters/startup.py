@@ -29,7 +29,8 @@ from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
 from shared.redis_urls import REDIS_SCHEMES
 from shared.remote_pools import check_pool
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 from shared.watched_files import WatchedFiles, in_time, open_file
 
 BACKLOG = 2048  # connections that wait to be accepted; gunicorn's default

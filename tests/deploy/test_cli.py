@@ -15,7 +15,8 @@ from shared.api_keys import read_keys
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
 from shared.plan import Plan, Slot
-from shared.settings import Compute, ModelSpec, Settings
+from shared.setting_values import ModelSpec
+from shared.settings import Compute, Settings
 from tests.cpus import ZEN_3, pretend
 from tests.e2e.harness import free_port
 from tests.gateway.pool.helpers import sends, serving_tcp

@@ -15,7 +15,8 @@ import pytest
 
 from deploy.gateway_client import gateway_client, tls_problem
 from shared.errors import StartError
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 from shared.version import tercet_version
 from tests.e2e.harness import free_port
 from tests.gateway.pool.helpers import port_of, serving_requests

@@ -15,7 +15,7 @@ from shared.errors import StartError
 from shared.masters.run_directory import lock_run_directory
 from shared.memory_plan import needed_bytes
 from shared.plan import Plan, write_plan
-from shared.settings import ModelSpec
+from shared.setting_values import ModelSpec
 from tests.deploy.test_cli import tercet
 from tests.programs import gpu_row, write_program
 from tests.settings import make_settings

@@ -17,7 +17,7 @@ from deploy.gpus import check_gpus, list_gpus
 from deploy.planning import count_gpus
 from shared import gpu_builds
 from shared.errors import StartError
-from shared.settings import ModelSpec
+from shared.setting_values import ModelSpec
 from tests.programs import gpu_row, write_program
 from tests.settings import make_settings
 

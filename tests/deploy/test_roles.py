@@ -13,7 +13,8 @@ from deploy.supervisor import ROLES, Supervisor
 from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.plan import Plan, make_slots
-from shared.settings import Address, ModelSpec, PoolUrl, Settings
+from shared.setting_values import Address, ModelSpec, PoolUrl
+from shared.settings import Settings
 from tests.settings import make_settings
 
 POOL = (PoolUrl("small", "https", "gpu-a.example", 8100, 8100),)

@@ -9,7 +9,8 @@ import pytest
 from deploy.sagemaker import sagemaker_environment
 from shared.errors import StartError
 from shared.masters.startup import check_access, check_exposure
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 from tests.deploy.test_cli import tercet
 
 

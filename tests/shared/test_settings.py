@@ -7,7 +7,8 @@ import pytest
 
 from shared.errors import StartError
 from shared.home import START_DIRECTORY
-from shared.settings import Address, ModelSpec, PoolUrl, Settings, service_links, without_passwords
+from shared.setting_values import Address, ModelSpec, PoolUrl, without_passwords
+from shared.settings import Settings, service_links
 from tests.deploy.paths import path_settings
 
 

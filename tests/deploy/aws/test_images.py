@@ -16,7 +16,8 @@ import pytest
 from deploy.aws import command, images
 from deploy.sagemaker import sagemaker_environment
 from shared.errors import StartError
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 from tests.deploy.aws.cloud import REGION, Cloud
 from tests.deploy.aws.test_endpoint import deploy
 from tests.deploy.dockerfile import image

@@ -15,7 +15,8 @@ from deploy.tune.results import Candidate, Load
 from deploy.tune.search import Choice, Goal
 from deploy.tune.trial import Trial
 from deploy.tune.tuning import Result
-from shared.settings import ModelSpec, Settings
+from shared.setting_values import ModelSpec
+from shared.settings import Settings
 from tests.deploy.tune.figures import candidate, figures, measurement
 from workers.checkpoints.resolve import resolve
 

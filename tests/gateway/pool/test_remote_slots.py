@@ -19,7 +19,7 @@ from gateway.pool.watcher import PoolWatcher
 from shared.errors import NotReady
 from shared.plan import REMOTE, Model, Plan, Slot, make_slots
 from shared.protocol import Accepted, GenerateRequest, State
-from shared.settings import PoolUrl
+from shared.setting_values import PoolUrl
 from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, port_of, serving_requests, until
 
 KEY = "k" * 40

@@ -18,7 +18,8 @@ from shared.extras import install_command
 from shared.masters.run_directory import prepare_run_directory
 from shared.masters.startup import check_access, check_address_free, check_pool_port, listen, read_or_make_plan
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
-from shared.settings import Address, ModelSpec, Settings
+from shared.setting_values import Address, ModelSpec
+from shared.settings import Settings
 from tests.e2e.harness import ROOT, free_port
 from tests.settings import make_settings
 from tests.tls import Certificate
@@ -134,7 +135,7 @@ LISTEN = """
 import os
 from shared.errors import StartError
 from shared.extras import install_command
-from shared.settings import Address
+from shared.setting_values import Address
 from shared.masters.startup import listen
 os.dup2(int(os.environ["PASSED"]), 3)
 try:
