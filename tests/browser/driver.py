@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Route, expect
 
 from tests.e2e.harness import Tercet, until
 
@@ -213,6 +213,25 @@ def violations(page: Page) -> list[dict[str, Any]]:
         {"id": rule["id"], "impact": rule["impact"], "nodes": [node["html"][:200] for node in rule["nodes"]]}
         for rule in Axe().run(page).response["violations"]
     ]
+
+
+def answer_with(page: Page, *values: str) -> None:
+    """Let the server answer every request with these sentences, so that what is accepted is known."""
+    sentences = [{"value": value, "seed": seed, "branch": seed} for seed, value in enumerate(values)]
+    answer = {"id": "1", "sentences": sentences}
+    events = "".join(f"event: sentence\ndata: {json.dumps(sentence)}\n\n" for sentence in sentences)
+    stream = f"{events}event: done\ndata: {json.dumps(answer)}\n\n"
+
+    def fulfill(route: Route) -> None:
+        body = json.loads(route.request.post_data or "{}")
+        is_streamed = body.get("stream", False)
+        headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "*"}
+        kind = "text/event-stream" if is_streamed else "application/json"
+        known = answer if is_streamed or body.get("strategy") == "predict" else {"id": "1", "sentences": []}  # no idea
+        route.fulfill(body=stream if is_streamed else json.dumps(known), content_type=kind, headers=headers)
+
+    page.route("**/autocomplete", fulfill)
+    page.route("**/feedback", fulfill)
 
 
 class StaticSite:

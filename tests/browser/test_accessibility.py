@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, violations
-from tests.browser.test_marks import answer_with
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, answer_with, violations
 from tests.e2e.harness import Tercet, until
 
 OpenPage = Callable[..., Editor]

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.browser.driver import Editor
+from tests.browser.driver import Editor, answer_with
 from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
 from tests.browser.test_live import hold, type_until_shown
-from tests.browser.test_marks import answer_with
 
 __all__ = ["bundles", "open_editor"]  # fixtures
 

@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
-from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite
+from tests.browser.driver import OPENING, TIMEOUT_MS, StaticSite, answer_with
 from tests.e2e.harness import Tercet, until
 from tests.npm_package import NpmPackage
 
@@ -492,16 +492,7 @@ def test_an_editor_in_a_frame(open_editor: Callable[..., EditorPage], name: str)
 def test_a_suggestion_of_two_lines(open_editor: Callable[..., EditorPage], name: str) -> None:
     """The response is a stand-in: no seed of the model yields a line break in every version."""
     editor = open_editor(name)
-    sentence = {"value": " fell silent.\nThen he spoke.", "seed": 1}
-    events = [("sentence", {**sentence, "branch": 0}), ("done", {"id": "1", "sentences": [sentence]})]
-    body = "".join(f"event: {event}\ndata: {json.dumps(data)}\n\n" for event, data in events)
-    headers = {"Content-Type": "text/event-stream", "Access-Control-Allow-Origin": "*"}
-
-    def answer(route: Route) -> None:
-        route.fulfill(body=body, headers={**headers, "Access-Control-Allow-Headers": "*"})
-
-    editor.page.route("**/autocomplete", answer)
-    editor.page.route("**/feedback", answer)
+    answer_with(editor.page, " fell silent.\nThen he spoke.")
     editor.type(OPENING)
     editor.press("Alt+Enter")
     expect(editor.items).to_have_count(1)

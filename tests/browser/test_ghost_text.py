@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
 from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
-from tests.browser.test_marks import answer_with
 from tests.e2e.harness import until
 
 __all__ = ["bundles", "open_editor"]  # fixtures

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from playwright.sync_api import CDPSession, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, SURE, Editor
-from tests.browser.test_marks import answer_with
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, SURE, Editor, answer_with
 from tests.e2e.harness import until
 
 QUIET_MS = 400  # longer than the page takes to send a request for a change

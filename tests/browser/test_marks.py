@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
 from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
 
 __all__ = ["bundles", "open_editor"]  # fixtures
-
-
-def answer_with(page: Page, *values: str) -> None:
-    """Let the server answer every request with these sentences, so that what is accepted is known."""
-    sentences = [{"value": value, "seed": seed, "branch": seed} for seed, value in enumerate(values)]
-    answer = {"id": "1", "sentences": sentences}
-    events = "".join(f"event: sentence\ndata: {json.dumps(sentence)}\n\n" for sentence in sentences)
-    stream = f"{events}event: done\ndata: {json.dumps(answer)}\n\n"
-
-    def fulfill(route: Route) -> None:
-        body = json.loads(route.request.post_data or "{}")
-        is_streamed = body.get("stream", False)
-        headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Headers": "*"}
-        kind = "text/event-stream" if is_streamed else "application/json"
-        known = answer if is_streamed or body.get("strategy") == "predict" else {"id": "1", "sentences": []}  # no idea
-        route.fulfill(body=stream if is_streamed else json.dumps(known), content_type=kind, headers=headers)
-
-    page.route("**/autocomplete", fulfill)
-    page.route("**/feedback", fulfill)
 
 
 @each_editor

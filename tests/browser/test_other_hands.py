@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING
+from tests.browser.driver import OPENING, answer_with
 from tests.browser.test_editors import READING_MS, EditorPage, bundles, open_editor
-from tests.browser.test_marks import answer_with
 
 __all__ = ["bundles", "open_editor"]  # fixtures
 

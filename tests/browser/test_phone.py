@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import CDPSession, Locator, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, violations
-from tests.browser.test_marks import answer_with
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, answer_with, violations
 from tests.e2e.harness import until
 
 SWIPE_PX = 60
