@@ -8,12 +8,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from tests.browser.driver import TIMEOUT_MS, Editor, ObservedPage, StaticSite, editor_context
+from tests.browser.editor_pages import EDITORS, PAGE, SOURCES, EditorPage
 from tests.e2e.harness import ROOT, Tercet, running
+from tests.npm_package import NpmPackage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # No background requests (updates, component lists, first-run pages). No sandbox and no GPU, because tests often run as
@@ -159,3 +162,35 @@ def editor(open_page: Callable[..., Editor]) -> Editor:
 def slow_editor(open_page: Callable[..., Editor]) -> Editor:
     """Like `editor`, with the slow model."""
     return open_page(mode="off", model_size="slow")
+
+
+@pytest.fixture(scope="session")
+def bundles(npm_package: NpmPackage, site: StaticSite) -> None:
+    npm_package.bundle(sorted(SOURCES.glob("*.ts")), site.folder / "bundles")
+    for name in EDITORS:
+        (site.folder / f"{name}.html").write_text(PAGE.format(name=name))
+
+
+@pytest.fixture
+def open_editor(
+    browser: Browser, site: StaticSite, tercet: Tercet, bundles: None
+) -> Iterator[Callable[..., EditorPage]]:
+    """Opens an editor's page, by default without unasked requests. Teardown fails if a script of a page failed."""
+    opened: list[EditorPage] = []
+
+    def open_new(
+        name: str, *, mode: str = "off", model: str = "embedded", is_framed: bool = False, file: str = "", **more: str
+    ) -> EditorPage:
+        page = browser.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        editor = EditorPage(page, name, is_framed)
+        opened.append(editor)
+        framed = {"framed": 1} if is_framed else {}
+        query = urlencode({"server": tercet.url, "mode": mode, "model": model, **framed, **more})
+        page.goto(f"{site.origin}/{file or name}.html?{query}")
+        return editor
+
+    yield open_new
+    for editor in opened:
+        editor.page.context.close()
+        assert not editor.errors

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from tests.browser.driver import Editor, answer_with
-from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
+from tests.browser.editor_pages import EditorPage, each_editor
 from tests.browser.test_live import hold, type_until_shown
-
-__all__ = ["bundles", "open_editor"]  # fixtures
 
 SUGGESTION = ' to Mr. Lowe, whom she saw "again!" and again. Then'
 

@@ -8,10 +8,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
-from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
+from tests.browser.editor_pages import EditorPage, each_editor
 from tests.e2e.harness import until
-
-__all__ = ["bundles", "open_editor"]  # fixtures
 
 OpenPage = Callable[..., Editor]
 BEFORE = "We write because the kitchen tap in the flat has been dri"

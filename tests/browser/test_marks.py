@@ -9,9 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
-from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
-
-__all__ = ["bundles", "open_editor"]  # fixtures
+from tests.browser.editor_pages import EditorPage, each_editor
 
 
 @each_editor

@@ -9,9 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.driver import OPENING, answer_with
-from tests.browser.test_editors import READING_MS, EditorPage, bundles, open_editor
-
-__all__ = ["bundles", "open_editor"]  # fixtures
+from tests.browser.editor_pages import READING_MS, EditorPage
 
 # What a page does with a textarea, without an event that the adapter could listen to.
 CHANGES = {

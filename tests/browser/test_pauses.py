@@ -12,10 +12,8 @@ from typing import Any
 from playwright.sync_api import Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, SURE, Editor, answer_with
-from tests.browser.test_editors import EditorPage, bundles, each_editor, open_editor
+from tests.browser.editor_pages import EditorPage, each_editor
 from tests.e2e.harness import until
-
-__all__ = ["bundles", "open_editor"]  # fixtures
 
 OpenPage = Callable[..., Editor]
 OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}

@@ -8,10 +8,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.driver import Editor
-from tests.browser.test_editors import QUIET_MS, EditorPage, bundles, open_editor
+from tests.browser.editor_pages import QUIET_MS, EditorPage
 from tests.browser.test_live import type_until_shown
 
-__all__ = ["bundles", "open_editor"]  # fixtures
 CODE = "```\nThe old man looked at"
 
 

@@ -1,0 +1,120 @@
+"""The packed npm package in an editor on a page of another origin: what a test types into it and reads from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import ConsoleMessage, Page, Request, expect
+
+from tests.e2e.harness import until
+
+SOURCES = Path(__file__).with_name("editors")
+EDITORS = ("textarea", "codemirror", "prosemirror")
+SELECTORS = {"textarea": "textarea", "codemirror": ".cm-content", "prosemirror": ".ProseMirror"}
+PAGE = """<!doctype html><meta charset="utf-8"><title>{name}</title><link rel="icon" href="data:,">
+<style>textarea, .cm-editor, .ProseMirror {{ width: 600px; height: 200px; white-space: pre-wrap }}</style>
+<button>Next</button><script src="bundles/{name}.js"></script>"""
+# Text that is not in the document is left out.
+READ_BLOCKS = """(element) => Array.from(element.children, (block) => {
+  const copy = block.cloneNode(true);
+  for (const ghost of copy.querySelectorAll(".tercet-ghost")) ghost.remove();
+  return copy.textContent;
+}).join("\\n")"""
+READING_MS = 250  # suggestions that were visible for less than 200 ms cannot be accepted
+QUIET_MS = 400  # longer than an adapter takes to send a request for a change
+each_editor = pytest.mark.parametrize("name", EDITORS)
+
+
+class EditorPage:
+    """One editor, alone on a page with a button after it."""
+
+    def __init__(self, page: Page, name: str, is_framed: bool) -> None:
+        self.page = page
+        self.is_textarea = name == "textarea"
+        root = page.frame_locator("iframe") if is_framed else page
+        self.text = root.locator(SELECTORS[name])
+        self.items = root.locator("ol li")
+        self.ghost = root.locator(".tercet-ghost")
+        self.announcements = root.locator(".cm-announced, [role=status]")
+        self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
+        self.num_finished = 0
+        self.num_aborted = 0
+        self.errors: list[str] = []
+        page.on("request", self._record_request)
+        page.on("requestfinished", self._record_end)
+        page.on("requestfailed", self._record_abort)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._record_console_error)
+
+    def _record_console_error(self, message: ConsoleMessage) -> None:
+        # The browser also logs every error status, such as the one of a superseded request.
+        if message.type == "error" and "the server responded with a status" not in message.text:
+            self.errors.append(message.text)
+
+    def _record_request(self, request: Request) -> None:
+        if request.method == "POST" and request.url.endswith("/autocomplete"):
+            body = json.loads(request.post_data or "{}")
+            if body.get("strategy") == "predict" or "stream" in body:  # else one idea: the writer stands still
+                self.requests.append(body)
+            else:
+                self.num_finished -= 1
+
+    def _record_end(self, request: Request) -> None:
+        self.num_finished += request.method == "POST" and request.url.endswith("/autocomplete")
+
+    def _record_abort(self, request: Request) -> None:
+        self.num_aborted += request.url.endswith("/autocomplete")
+
+    def _wait_until(self, condition: Callable[[], object], what: str) -> None:
+        # Playwright delivers events only during a call.
+        until(lambda: (self.page.title(), condition())[1], 10, what)
+
+    @property
+    def value(self) -> str:
+        """The document. A text editor's lines and a block's spaces are as they were typed."""
+        text = self.text.input_value() if self.is_textarea else str(self.text.evaluate(READ_BLOCKS))
+        return text.replace("\u00a0", " ")
+
+    def type(self, text: str) -> None:
+        self.text.click()
+        self.page.keyboard.type(text)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def wait_for_list(self) -> list[str]:
+        """Wait until three suggestions are listed, complete and visible long enough to be accepted; returns them."""
+        expect(self.items).to_have_count(3)
+        self.wait_for_responses()
+        self.page.wait_for_timeout(READING_MS)
+        return self.items.all_text_contents()
+
+    def wait_for_two_words(self) -> None:
+        """As `wait_for_list`; then choose a suggestion with a space after its first word."""
+        suggestions = self.wait_for_list()
+        [place, *_] = [place for place, text in enumerate(suggestions) if re.match(r"\w+ \w", text)]
+        for _ in range(place):
+            self.page.keyboard.press("Alt+ArrowDown")
+
+    def wait_for_responses(self) -> None:
+        """Wait until no request is in flight."""
+        self._wait_until(lambda: self.num_finished + self.num_aborted >= len(self.requests), "the responses")
+
+    def wait_for_num_requests(self, num_requests: int) -> None:
+        """Wait until this many requests have been sent."""
+        self._wait_until(lambda: len(self.requests) >= num_requests, f"{num_requests} requests")
+
+    def wait_for_num_aborted(self, num_aborted: int) -> None:
+        """Wait until this many requests have been aborted."""
+        self._wait_until(lambda: self.num_aborted >= num_aborted, f"{num_aborted} aborted requests")
+
+    def wait_for_unasked(self) -> None:
+        """Wait until a suggestion came by itself and has been visible long enough to be accepted."""
+        expect(self.items.first if self.is_textarea else self.ghost).to_be_visible()
+        self.page.wait_for_timeout(READING_MS)
