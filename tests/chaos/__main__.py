@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: measures rows of docs/RELIABILITY.md, and prints them as the page has them."""
+"""`python -m tests.chaos`: measures rows of docs/RELIABILITY.md, prints them and records their figures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 
 from deploy.load.machine import command_line, describe, versions
-from tests.chaos.measure import Context, Size
+from tests.bench.results import RESULTS, Result
+from tests.chaos.measure import Context, Findings, Size
 from tests.chaos.registry import ROWS
 from tests.e2e.harness import ROOT
 
@@ -26,6 +28,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of every random choice (default: %(default)s)")
     parser.add_argument("--soak", action="store_true", help="ten times the amounts")
     parser.add_argument("--short", action="store_true", help="the amounts of `make test-integration`")
+    parser.add_argument("--record", default="", metavar="NAME", help="write the figures into docs/results/NAME.json")
     options = parser.parse_args()
     wanted = set(filter(None, options.only.upper().split(",")))
     if unknown := wanted - {row.name for row in ROWS}:
@@ -37,30 +40,38 @@ def main() -> int:
     # A short path, for the Unix sockets in it.
     base = Path(tempfile.mkdtemp(prefix="chaos-"))
     context = Context(base, size, options.seed)
-    has_failed = False
+    found: list[Findings] = []
     try:
         for row in ROWS:
             if wanted and row.name not in wanted:
                 continue
             with console.status(f"{row.name}: {row.promise}"):
-                result = row.run(context)
-            print(result.markdown(), flush=True)
-            for shortfall in result.shortfalls:
+                findings = row.run(context)
+            print(findings.markdown(), flush=True)
+            for shortfall in findings.shortfalls:
                 console.print(f"  {shortfall}", style="red", highlight=False, markup=False)
-            has_failed |= not result.held
+            found.append(findings)
     finally:
         context.close()
         shutil.rmtree(base, ignore_errors=True)
     machine = describe()
     git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    print(f"""
-- command: `{command_line()}`, seed {options.seed}
-- date: {date}, {(time.monotonic() - started_at) / 60:.0f} minutes
-- commit: {commit or "unknown (no git checkout)"}
-- machine: {machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB memory; {machine.system}
-- versions: {", ".join(f"{name} {number}" for name, number in versions().items())}""")
-    return int(has_failed)
+    described = f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.0f} GB memory; {machine.system}; "
+    described += ", ".join(f"{name} {number}" for name, number in versions().items())
+    result = Result(
+        command=f"{command_line()}, seed {options.seed}, {(time.monotonic() - started_at) / 60:.0f} minutes",
+        model="embedded",
+        commit=commit or "unknown (no git checkout)",
+        date=date,
+        machine=described,
+        rows=[{"row": findings.row, "measured": findings.measured()} for findings in found],
+    )
+    document = msgspec.json.format(msgspec.json.encode(result), indent=1).decode() + "\n"
+    print(document)
+    if options.record:
+        (RESULTS / f"{options.record}.json").write_text(document, encoding="utf-8")
+    return int(not all(findings.held for findings in found))
 
 
 if __name__ == "__main__":

@@ -36,10 +36,13 @@ class Findings:
     def held(self) -> bool:
         return not self.shortfalls
 
-    def markdown(self) -> str:
-        """The row as docs/RELIABILITY.md has it. Figures that are 0, like counts of failures, are left out."""
+    def measured(self) -> str:
+        """The figures as docs/RELIABILITY.md has them. Those that are 0, like counts of failures, are left out."""
         figures = "; ".join(f"{name} {_number(value)}" for name, value in self.figures.items() if value != 0)
-        return f"| {self.row} | {self.promise} | {figures} | {'held' if self.held else 'falls short'} |"
+        return figures if self.held else f"**falls short**: {figures}"
+
+    def markdown(self) -> str:
+        return f"| {self.row} | {self.promise} | {self.measured()} |"
 
     def require(self, is_met: bool, shortfall: str) -> None:
         """Note a shortfall unless `is_met`."""
