@@ -56,6 +56,7 @@ class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 50
     top_p: Annotated[float, Meta(ge=0, le=1)] = 0.95
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    typical_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0

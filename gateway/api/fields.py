@@ -43,6 +43,7 @@ _TOP_K = Meta(
     ge=-1, description="a whole number, 1 or more (0 and -1: off): draws from this number of likeliest tokens"
 )
 _TOP_P = "draws from the likeliest tokens that have this probability together"
+_TYPICAL_P = "draws from the tokens that are about as likely as expected and have this probability together"
 _PENALTY = number(-2, 2)
 _SENT_SEED = Meta(
     ge=-1, description=f"a whole number from 0 to {MAX_SENT_SEED}, of which the lower 63 bits count, or -1 (random)"
@@ -57,6 +58,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True):
     """Those that all dialects have. By default, each changes nothing."""
 
     min_p: Annotated[float, number(0, 1, " (0: off): drops tokens less likely than this share of the likeliest")] = 0.0
+    typical_p: Annotated[float, number(0, 1, f" (0 and 1: off): {_TYPICAL_P}")] = 1.0
     # Close to 0, it would make the logits of tokens infinite.
     repetition_penalty: Annotated[
         float, number(0.01, 100, ": above 1, tokens that the text or its prompt has become less likely")
@@ -108,6 +110,7 @@ class TgiFields(SamplingFields, kw_only=True, frozen=True):
     temperature: Annotated[float, number(0, 100, " (0: greedy)")] | None = None
     top_k: Annotated[int, _TOP_K] | None = None
     top_p: Annotated[float, number(0, 1, f" (0: greedy, 1: off): {_TOP_P}")] | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1, description=f"a number above 0, up to 1 (off): {_TYPICAL_P}")] = 1.0
     frequency_penalty: Annotated[float, _PENALTY] = 0.0
     stop: Annotated[
         _Stops,
@@ -118,7 +121,8 @@ class TgiFields(SamplingFields, kw_only=True, frozen=True):
     @property
     def is_sampled(self) -> bool:
         """Whether tokens are drawn; else decoding is greedy."""
-        return self.do_sample or (self.temperature, self.top_k, self.top_p) != (None, None, None)
+        is_shaped = (self.temperature, self.top_k, self.top_p, self.typical_p) != (None, None, None, 1)
+        return self.do_sample or is_shaped
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -129,7 +133,6 @@ class TgiFields(SamplingFields, kw_only=True, frozen=True):
 # Samplers of other servers that Tercet lacks: values by which they are off, besides null, false and 0, and the end of
 # the warning.
 OTHER_SAMPLERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "typical_p": ((1,), "; top_p and min_p are"),
     **dict.fromkeys(("tfs_z", "encoder_repetition_penalty"), ((1,), "")),
     **dict.fromkeys(("top_n_sigma", "adaptive_target"), ((-1,), "")),
     "repeat_last_n": ((64, -1), "; repetition_penalty considers the whole text"),

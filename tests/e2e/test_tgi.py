@@ -40,7 +40,9 @@ def test_a_refusal_raises_the_clients_own_class(client: InferenceClient) -> None
     with pytest.raises(ValidationError, match="adapter_id"):
         client.text_generation(PROMPT, adapter_id="x")
     # What only changes the text is ignored, with a warning in the answer.
-    assert client.text_generation(PROMPT, typical_p=0.5, watermark=True)
+    assert client.text_generation(PROMPT, watermark=True)
+    texts = {client.text_generation(PROMPT, typical_p=typical_p, seed=3) for typical_p in (0.2, 0.2, 1)}
+    assert len(texts) == 2
 
 
 def test_the_clients_endpoint_routes_answer(tercet: Tercet) -> None:

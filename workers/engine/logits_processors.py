@@ -2,9 +2,9 @@
 
 `PROCESSORS` change the logits of a whole vocabulary, one row for each draw. `SCORE_WARPERS` and `PROBABILITY_WARPERS`
 follow: they see only the candidates of a draw, likeliest first, before and after the softmax. The order is that of
-transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p, min-p; OpenAI's penalties and
-biases come after the repetition penalty. To add a sampling parameter, append a processor or a warper here, and exclude
-it from `SamplingParams.is_plain` unless the kernels implement it.
+transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p, min-p, typical-p; OpenAI's
+penalties and biases come after the repetition penalty. To add a sampling parameter, append a processor or a warper
+here, and exclude it from `SamplingParams.is_plain` unless the kernels implement it.
 
 Knows logits and draws. Does not know models, sequences, and how tokens are drawn.
 """
@@ -162,13 +162,31 @@ def keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
     return torch.where(probs >= min_p * probs.amax(-1, keepdim=True), probs, 0.0)
 
 
+def keep_typical(probs: Tensor, typical_p: Tensor) -> Tensor:
+    """0 for a probability whose logarithm is farther from the mean one than those that add up to `typical_p`, as
+    transformers' TypicalLogitsWarper. The nearest is always kept.
+
+    Source: locally typical sampling (Meister et al. 2022, arXiv:2202.00666).
+    """
+    if not (typical_p < 1).any():
+        return probs
+    normalized = probs / probs.cumsum(-1)[:, -1:]  # not `sum`, whose rounding depends on the number of rows
+    entropy = torch.special.entr(normalized).cumsum(-1)[:, -1:]
+    distances = (-normalized.log() - entropy).abs()
+    nearest, order = distances.sort()
+    num_before = (normalized.gather(1, order).cumsum(-1) < typical_p).sum(-1, keepdim=True)
+    farthest = nearest.gather(1, num_before.clamp(max=probs.shape[1] - 1))
+    return torch.where(distances > farthest, 0.0, probs)
+
+
 TEMPERATURE = Warper(lambda params: params.temperature or 1.0, scale_by_temperature)
 TOP_K = Warper(lambda params: params.top_k or float("inf"), keep_top_k)
 TOP_P = Warper(lambda params: params.top_p if 0 < params.top_p < 1 else 2.0, keep_top_p)
 MIN_P = Warper(lambda params: params.min_p, keep_min_p)
+TYPICAL_P = Warper(lambda params: params.typical_p if 0 < params.typical_p < 1 else 2.0, keep_typical)
 
 SCORE_WARPERS = (TEMPERATURE, TOP_K)
-PROBABILITY_WARPERS = (TOP_P, MIN_P)
+PROBABILITY_WARPERS = (TOP_P, MIN_P, TYPICAL_P)
 
 
 def process(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

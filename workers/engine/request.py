@@ -26,6 +26,7 @@ class SamplingParams:
     top_k: int = 50  # 0 disables
     top_p: float = 0.95  # 0 and 1 disable
     min_p: float = 0.0  # 0 disables
+    typical_p: float = 1.0  # 0 and 1 disable
     repetition_penalty: float = 1.0  # 1 disables
     frequency_penalty: float = 0.0  # 0 disables
     presence_penalty: float = 0.0  # 0 disables
@@ -44,7 +45,8 @@ class SamplingParams:
         That is all that the kernels implement; `sampling.sample` implements every parameter.
         """
         has_penalty = self.repetition_penalty != 1 or self.has_count_penalty
-        return self.min_p == 0 and not has_penalty and not self.logit_bias and self.top_logprobs == 0
+        has_warper = self.min_p != 0 or 0 < self.typical_p < 1
+        return not has_warper and not has_penalty and not self.logit_bias and self.top_logprobs == 0
 
     @property
     def has_count_penalty(self) -> bool:
@@ -59,6 +61,7 @@ class SamplingParams:
             "top_k must not be negative": self.top_k >= 0,
             "top_p must be between 0 and 1": 0 <= self.top_p <= 1,
             "min_p must be between 0 and 1": 0 <= self.min_p <= 1,
+            "typical_p must be between 0 and 1": 0 <= self.typical_p <= 1,
             "repetition_penalty must be finite and positive": 0 < self.repetition_penalty < float("inf"),
             "frequency_penalty must be between -2 and 2": -2 <= self.frequency_penalty <= 2,
             "presence_penalty must be between -2 and 2": -2 <= self.presence_penalty <= 2,

@@ -75,7 +75,7 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("details", [True, False, None], [0]),
     ("decoder_input_details", [False, None], ["x"]),
     ("top_n_tokens", [0, 5, None], [-1, 6]),
-    ("typical_p", [None, 1, 0.95], []),
+    ("typical_p", [None, 1, 0.95, "null"], [0, -0.1, 1.1, "1"]),
     ("watermark", [False, None, True], []),
     ("grammar", [None, ""], [{"type": "regex", "value": "a"}, {}]),
     ("adapter_id", [None, "", "null"], ["x"]),

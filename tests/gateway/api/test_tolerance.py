@@ -168,7 +168,7 @@ def test_what_changes_nothing_is_ignored_without_a_word(api: Api, fields: dict[s
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"typical_p": 0.95}, "typical_p"),
+        ({"top_a": 0.2}, "top_a"),
         ({"min_tokens": 3}, "min_tokens"),
         ({"mirostat": 2}, "mirostat"),
         ({"watermark": True}, "watermark"),

@@ -18,7 +18,13 @@ from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 
-PLAIN: dict[str, Any] = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": ()}
+PLAIN: dict[str, Any] = {
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "logit_bias": (),
+}
 Outcome = tuple[tuple[int, ...], tuple[float, ...]]
 
 
@@ -33,6 +39,7 @@ def random_request(rng: random.Random, vocab_size: int, n_ctx: int) -> EngineReq
         temperature=rng.choice([0, 0.7, 1.0, 1.3]),
         top_k=rng.choice([0, 5, 50, 200]),
         top_p=rng.choice([0, 0.5, 0.95, 1]),
+        typical_p=rng.choice([1.0, 1.0, 0.4]),
         repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.8]),
         presence_penalty=rng.choice([0.0, 0.0, 0.8]),

@@ -14,6 +14,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from workers.engine.arithmetic_code import first_code
@@ -52,6 +53,8 @@ def transformers_probabilities(logits: torch.Tensor, params: SamplingParams, see
         scores = TopPLogitsWarper(params.top_p)(ids, scores)
     if params.min_p:
         scores = MinPLogitsWarper(params.min_p)(ids, scores)
+    if 0 < params.typical_p < 1:
+        scores = TypicalLogitsWarper(params.typical_p)(ids, scores)
     probs: torch.Tensor = scores[0].double().softmax(-1)
     return probs
 
@@ -124,6 +127,8 @@ def test_a_constraint_leaves_the_allowed_tokens_and_the_likeliest_exception() ->
         SamplingParams(temperature=1.3, top_k=40, top_p=0.6),
         SamplingParams(temperature=1, top_k=0, top_p=0, min_p=0.1),
         SamplingParams(temperature=1.5, top_k=60, top_p=0.9, min_p=0.05),
+        SamplingParams(temperature=1, top_k=0, top_p=0, typical_p=0.2),
+        SamplingParams(temperature=1.2, top_k=60, top_p=0.9, min_p=0.02, typical_p=0.7),
     ],
     ids=str,
 )
@@ -133,6 +138,17 @@ def test_warpers_are_transformers(params: SamplingParams) -> None:
     expected = transformers_probabilities(logits[0].double(), params)[ids]
     assert ((probs > 0) == (expected > 0)).all()
     torch.testing.assert_close(probs, expected, rtol=1e-9, atol=0)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.5, 3), st.integers(0, 10_000))
+def test_typical_sampling_keeps_the_tokens_of_transformers_in_fp32(mass: float, spread: float, seed: int) -> None:
+    logits = spread * logits_for(seed)
+    params = SamplingParams(temperature=1, top_k=0, top_p=0, typical_p=mass)
+    probs, ids = warped(logits[0], params)
+    theirs = TypicalLogitsWarper(mass)(torch.tensor([[]]), logits)[0, ids]
+    different = (probs > 0) != (theirs > float("-inf"))
+    # The order of two tokens that are equally typical but for rounding decides which of them ends the set.
+    assert different.sum() <= 1
 
 
 def test_disabled_parameters_have_limits_that_change_nothing() -> None:
