@@ -37,7 +37,6 @@ from gateway.api.tgi_schema import (
     parse_tgi_body,
     parse_tgi_request,
 )
-from gateway.generation.request import GenerationSpec
 from gateway.generation.request_starter import Caller, RequestStarter
 from gateway.generation.selection import SelectionResult
 from gateway.generation.started_request import StartedRequest
@@ -139,7 +138,28 @@ class TgiResponder:
         caller = caller_of(req)
         model = self._starter.model(None, "model")
         parameters, more = self._resolve(request, model, caller, started_at)
-        spec = self._spec(request.prompts, parameters, model, caller, started_at, is_streamed=is_streamed)
+        max_new_tokens = parameters.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        if parameters.clean:
+            max_new_tokens = max(max_new_tokens, MIN_TOKENS)
+        has_tokens = is_streamed or parameters.details
+        max_time_s = None if parameters.max_time is None else min(parameters.max_time, self._starter.timeout_s)
+        spec = generation_spec(
+            parameters,
+            caller,
+            model.name,
+            sampling_of(parameters, max_new_tokens, model.vocab_size, stop=parameters.stop_strings),
+            prompts=tuple(request.prompts),
+            max_prompt_tokens=parameters.truncate,
+            num_completions=parameters.num_completions,
+            deadline=self._starter.deadline(started_at, max_time_s),
+        )
+        spec = dataclasses.replace(
+            spec,
+            ranks_first_token=True,  # several greedy completions of a text would be the same
+            echoes=parameters.details and parameters.decoder_input_details,
+            num_top_logprobs=parameters.top_n_tokens if has_tokens else None,
+            is_streamed=is_streamed,
+        )
         started = stack.enter_context(self._starter.started(caller, spec, selection_policy(spec, self._similarity)))
         return TgiAnswer(request.prompts, parameters, [*warnings, *more], spec, req.context), started
 
@@ -182,40 +202,6 @@ class TgiResponder:
             cancelling=self._starter.watching(caller),
         )
         return len(found.ids)
-
-    def _spec(
-        self,
-        prompts: list[str],
-        parameters: TgiParameters,
-        model: Model,
-        caller: Caller,
-        started_at: float,
-        *,
-        is_streamed: bool,
-    ) -> GenerationSpec:
-        max_new_tokens = parameters.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-        if parameters.clean:
-            max_new_tokens = max(max_new_tokens, MIN_TOKENS)
-        has_tokens = is_streamed or parameters.details
-        max_time_s = None if parameters.max_time is None else min(parameters.max_time, self._starter.timeout_s)
-        sampling = sampling_of(parameters, max_new_tokens, model.vocab_size, stop=parameters.stop_strings)
-        spec = generation_spec(
-            parameters,
-            caller,
-            model.name,
-            sampling,
-            prompts=tuple(prompts),
-            max_prompt_tokens=parameters.truncate,
-            num_completions=parameters.num_completions,
-            deadline=self._starter.deadline(started_at, max_time_s),
-        )
-        return dataclasses.replace(
-            spec,
-            ranks_first_token=True,  # several greedy completions of a text would be the same
-            echoes=parameters.details and parameters.decoder_input_details,
-            num_top_logprobs=parameters.top_n_tokens if has_tokens else None,
-            is_streamed=is_streamed,
-        )
 
 
 def check_streamable(request: TgiRequest) -> None:

@@ -65,7 +65,11 @@ def completion_spec(
     """
     deadline = starter.deadline(started_at, request.max_time)
     prompts = _prompts(request, model)
-    sampling = _sampling(request, model)
+    num_new_tokens = _num_new_tokens(request)
+    if num_new_tokens >= model.n_ctx:
+        raise invalid_field("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
+    biases = tuple(_biases(request).items())
+    sampling = sampling_of(request, num_new_tokens, model.vocab_size, logit_bias=biases)
     num_completions = _num_completions(request, prompts)
     _check_num_logprobs(request, prompts, num_completions, model)
     is_text = _is_text(request.prompt)
@@ -178,18 +182,6 @@ def _check_num_logprobs(
             " a lower n or a lower max_tokens"
         )
         raise invalid_field("logprobs", message)
-
-
-def _sampling(request: CompletionRequest, model: Model) -> Sampling:
-    """
-    Raises:
-        InvalidRequest: a field is out of the model's range.
-    """
-    num_new_tokens = _num_new_tokens(request)
-    if num_new_tokens >= model.n_ctx:
-        raise invalid_field("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
-    biases = tuple(_biases(request).items())
-    return sampling_of(request, num_new_tokens, model.vocab_size, logit_bias=biases)
 
 
 def _biases(request: CompletionRequest) -> dict[int, float]:
