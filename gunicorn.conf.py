@@ -34,7 +34,8 @@ from shared.masters.startup import (
 from shared.masters.worker_life import WorkerLife
 from shared.plan import PLAN_FILE, write_plan
 from shared.process import forbid_core_dumps, forbid_core_files, map_large_blocks, raise_descriptor_limit
-from shared.settings import Address, Settings
+from shared.setting_values import Address
+from shared.settings import Settings
 from shared.telemetry import configure_structlog, logging_config
 from shared.worker_environment import worker_environment
 
