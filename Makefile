@@ -57,7 +57,7 @@ help-all: help
 	@echo 'make docs              write the pages and tables of docs/ that commands write, from docs/results and the code'
 	@echo 'make npm               pack the JavaScript client as an npm package'
 	@echo 'make site              build the documentation as a site with a search, into build/site'
-	@echo 'make vendor            bundle CodeMirror and copy Swagger UI for the pages, from deploy/vendor'
+	@echo 'make vendor            bundle CodeMirror and copy Swagger UI for the pages, from deploy/packaging/vendor'
 	@echo 'make release           check that the version is the same everywhere, and build what is published, into dist/'
 	@echo 'make embedded          train the embedded checkpoint (CORPUS=train.txt.xz; ARGS="--tokens 1_000_000" sets its length)'
 	@echo 'make setup             set up for serving and developing, run nothing'
@@ -115,16 +115,16 @@ docs: $(DEV)
 	@$(VENV)/bin/python -m tests.documentation.written
 
 npm: $(DEV)
-	@$(VENV)/bin/python -m deploy.npm.build build/npm
+	@$(VENV)/bin/python -m deploy.clients.npm.client_package build/npm
 
 vendor: $(DEV)
-	@$(VENV)/bin/python -m deploy.vendor.build build/vendor
+	@$(VENV)/bin/python -m deploy.packaging.vendor.bundles build/vendor
 
 site: $(DEV)
-	@$(VENV)/bin/python -m deploy.site.build build/site
+	@$(VENV)/bin/python -m deploy.packaging.site.documentation build/site
 
 release: $(DEV) $(TOOLS)
-	@$(VENV)/bin/python -m deploy.release
+	@$(VENV)/bin/python -m deploy.packaging.release
 
 gpu-wheels:
 	@$(PYTHON) -m tests.bench.gpu.wheels build/gpu-wheels
@@ -272,7 +272,7 @@ sbom: $(TOOLS) $(DEV)
 	@cat requirements/pip.txt requirements/serve.txt requirements/torch.txt requirements/cuda.txt | \
 		build/tools/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible \
 		-o build/sbom.json -
-	@SBOM=build/sbom.json $(VENV)/bin/python -m pytest -q tests/deploy/test_requirements.py -k sbom
+	@SBOM=build/sbom.json $(VENV)/bin/python -m pytest -q tests/deploy/packaging/test_requirements.py -k sbom
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -30,7 +30,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # With the start of Python, an index that does not answer costs less than two seconds.
 LIMIT_S = 1.8
 MAX_BYTES = 32 << 20
-# As in deploy/gpus.py: all patterns of a group must exist.
+# As in deploy/tuning/gpus.py: all patterns of a group must exist.
 DEVICE_NODES = (("/dev/nvidia[0-9]*",), ("/dev/nvidiactl",), ("/dev/dxg", "/usr/lib/wsl/lib/libcuda.so*"))
 LINK = re.compile(r"""\bhref\s*=\s*["']([^"'#?]+)[^"'#]*(?:#([^"']*))?["']""", re.IGNORECASE)
 WHEEL = re.compile(r"torch-([^-]+)(?:-\d[^-]*)?-([^-]+)-([^-]+)-([^-]+)\.whl")

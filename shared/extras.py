@@ -66,10 +66,12 @@ def repair_command() -> str:
 
 def _build_image(argument: str) -> str:
     """The command that builds another image, in a checkout."""
-    return shlex.join(["docker", "build", "-f", "deploy/Dockerfile", "-t", "tercet", "--build-arg", argument, "."])
+    return shlex.join(
+        ["docker", "build", "-f", "deploy/packaging/Dockerfile", "-t", "tercet", "--build-arg", argument, "."]
+    )
 
 
 def _is_image() -> bool:
-    """Whether this is the container image: deploy/Dockerfile copies pyproject.toml and no Makefile. A checkout has both
-    files, a wheel neither."""
+    """Whether this is the container image: deploy/packaging/Dockerfile copies pyproject.toml and no Makefile. A
+    checkout has both files, a wheel neither."""
     return (ROOT / "pyproject.toml").is_file() and not (ROOT / "Makefile").is_file()

@@ -1,7 +1,7 @@
 """The slot plan: which worker holds which model on which device.
 
 It is one JSON file in the run directory, read by both masters, the gateway and the command line. This module knows its
-format, not how devices are counted or checkpoints fetched (`deploy.planning`).
+format, not how devices are counted or checkpoints fetched (`deploy.tuning.planning`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ INTERNAL = frozenset(
 REMOVED = {
     "TERCET_REDIS": (
         "is no longer a setting, because gateways share nothing but jobs: let the load balancer keep a session at its"
-        " gateway, as deploy/nginx.conf does (docs/DISTRIBUTED.md, Several gateways), and put jobs into"
+        " gateway, as deploy/supervision/nginx.conf does (docs/DISTRIBUTED.md, Several gateways), and put jobs into"
         " TERCET_JOBS=redis://host:port/db"
     ),
 }
@@ -123,7 +123,7 @@ class ServerSettings:
         drain_s: time from readiness turning 503 to the gateway closing its listener; set it above the load balancer's
             probe interval
         idle_stop_s: `tercet serve` ends by itself when no completion was requested for this time; for a service manager
-            that starts it again with the next connection (deploy/systemd); 0 disables it
+            that starts it again with the next connection (deploy/supervision/systemd); 0 disables it
         log: lowest level that is logged, as JSON lines on stderr; prompts are never logged
         traces: 1 exports OpenTelemetry traces of requests (extra otel); the standard OTEL_*
             variables say where to

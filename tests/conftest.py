@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from deploy.planning import count_gpus
+from deploy.tuning.planning import count_gpus
 from tests.e2e.harness import ROOT
 from tests.e2e.shared_servers import SharedServer, SharedServers
 from tests.npm_package import NpmPackage, build_package
@@ -31,13 +31,13 @@ TIER_BY_PATH = {
     "tests/browser/test_vscode.py": "full",
     "tests/chaos": "integration",
     "tests/clients": "full",
-    "tests/deploy/aws": "integration",
-    "tests/deploy/editors": "full",
-    "tests/deploy/npm": "integration",
-    "tests/deploy/test_moving.py": "integration",
-    "tests/deploy/test_nginx.py": "integration",
-    "tests/deploy/test_wheel.py": "integration",
-    "tests/deploy/tune/test_tune_command.py": "integration",
+    "tests/deploy/cloud/aws": "integration",
+    "tests/deploy/clients/vscode": "full",
+    "tests/deploy/clients/npm": "integration",
+    "tests/deploy/cloud/test_moving.py": "integration",
+    "tests/deploy/supervision/test_nginx.py": "integration",
+    "tests/deploy/packaging/test_wheel.py": "integration",
+    "tests/deploy/tuning/tune/test_tune_command.py": "integration",
     "tests/e2e": "integration",
     "tests/gateway/jobs/test_failover.py": "integration",
     "tests/workers/engine/cpu/test_neon.py": "integration",

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import httpx
 
-from deploy.load.server import Server
+from deploy.tuning.load.server import Server
 from tests.sizes import PRODUCT, ROOT
 
 IDLE_S = 12.0  # longer than the period of most of what a server does by itself

@@ -126,16 +126,16 @@ DEFECTS = [
         "gunicorn.conf.py",
         'if role == "workers" and not plan.slots:',
         "if False:",
-        "tests/deploy/test_planning_pool.py::test_workers_without_a_slot_do_not_start",
+        "tests/deploy/tuning/test_planning_pool.py::test_workers_without_a_slot_do_not_start",
     ),
     Defect(
         "deploy",
         "requests wait for a lost node of a Ray cluster",
         "9b9411e",
-        "deploy/ray/pool_state.py",
+        "deploy/cloud/ray/pool_state.py",
         'if state.state == "warm" and now - reported_at <= SILENCE_S',
         'if state.state == "warm"',
-        "tests/deploy/ray/test_pool_state.py::test_a_worker_that_has_fallen_silent_has_no_room",
+        "tests/deploy/cloud/ray/test_pool_state.py::test_a_worker_that_has_fallen_silent_has_no_room",
     ),
 ]
 

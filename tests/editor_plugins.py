@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.editors.build import install_tools
+from deploy.clients.plugins import install_tools
 from shared.api_keys import new_key
 from tests.e2e.harness import ROOT, Tercet, running
 from tests.npm_package import NpmPackage

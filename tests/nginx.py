@@ -1,4 +1,4 @@
-"""Runs nginx with `deploy/nginx.conf` on free ports."""
+"""Runs nginx with `deploy/supervision/nginx.conf` on free ports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nginx(
         "127.0.0.1:8080": f"127.0.0.1:{port}",
     }
     replaced = {**({} if text else addresses), **(changes or {})}
-    text = text or (ROOT / "deploy" / "nginx.conf").read_text()
+    text = text or (ROOT / "deploy/supervision/nginx.conf").read_text()
     for old, new in replaced.items():
         assert old in text
         text = text.replace(old, new)

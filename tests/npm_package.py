@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.npm import build
+from deploy.clients.npm import client_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,18 @@ class NpmPackage:
 def build_package(tools: Path) -> NpmPackage:
     """Build the package and install the packed file; skips the test if npm or a registry cannot be had."""
     try:
-        build.install_tools(tools)
+        client_package.install_tools(tools)
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"npm could not install the tools: {error}; {getattr(error, 'stderr', '') or ''}")
     try:
-        package = NpmPackage(tools, build.build(tools))
+        package = NpmPackage(tools, client_package.build(tools))
     except subprocess.CalledProcessError as error:
         pytest.fail(f"{error}\n{error.stdout}{error.stderr}")
     shutil.rmtree(package.consumer, ignore_errors=True)
     package.consumer.mkdir()
     manifest = {"private": True, "type": "module", "dependencies": {"tercet-client": f"file:{package.packed}"}}
     (package.consumer / "package.json").write_text(json.dumps(manifest))
-    build.npm("install", "--offline", "--ignore-scripts", "--no-audit", "--no-fund", directory=package.consumer)
+    client_package.npm(
+        "install", "--offline", "--ignore-scripts", "--no-audit", "--no-fund", directory=package.consumer
+    )
     return package

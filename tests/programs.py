@@ -15,7 +15,7 @@ def write_program(path: Path, body: str) -> None:
 def gpu_row(
     name: str, capability: str = "9.0", driver: str = "580.65.06", memory: str = "15360", gpu: str = "0, GPU-aaaa"
 ) -> str:
-    """A GPU as `nvidia-smi` prints it to `deploy.gpus`.
+    """A GPU as `nvidia-smi` prints it to `deploy.tuning.gpus`.
 
     Args:
         memory: in MiB.

@@ -24,7 +24,7 @@ def test_a_written_part_counts_by_the_strings_of_its_module(tmp_path: Path, monk
 
 def test_cases_in_data_files_count_and_what_others_wrote_does_not() -> None:
     names = sizes.known_files()
-    cases = "tests/deploy/grafana/alerts_test.yaml"
+    cases = "tests/deploy/supervision/grafana/alerts_test.yaml"
     assert cases in names
     without = sizes.sizes([name for name in names if name != cases])
     assert sizes.sizes(names)["test_lines"] - without["test_lines"] > 100

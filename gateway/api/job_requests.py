@@ -1,6 +1,6 @@
 """What `POST /jobs` takes: how its body is read, and how a job holds it.
 
-Knows no HTTP server: the function in front of a sleeping instance (deploy/aws/wake) reads requests with it, too.
+Knows no HTTP server: the function in front of a sleeping instance (deploy/cloud/aws/wake) reads requests with it, too.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from typing import Any, TypeAlias
 import msgspec
 from rich.console import Console
 
-from deploy.gpus import list_gpus
-from deploy.load.run import measured_run
-from deploy.load.server import ROOT
-from deploy.lsp.text import trim_suffix
-from deploy.tune.command import parse_clients
+from deploy.clients.lsp.text import trim_suffix
+from deploy.tuning.gpus import list_gpus
+from deploy.tuning.load.run import measured_run
+from deploy.tuning.load.server import ROOT
+from deploy.tuning.tune.tune_command import parse_clients
 from shared.errors import StartError
 from tests.bench import results
 from tests.bench.gpu.cli import add_gpu_options, bench_gpu

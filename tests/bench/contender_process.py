@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class ContenderProcess(ProcessPoolExecutor):
-    """`ContenderProcess("deploy.load.clients:Clients", …)` is that object in a spawned process.
+    """`ContenderProcess("deploy.tuning.load.clients:Clients", …)` is that object in a spawned process.
 
     The first call starts the process and creates the object.
     """

@@ -15,8 +15,8 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from deploy.load.run import Document
-from deploy.load.server import ROOT
+from deploy.tuning.load.run import Document
+from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
 
 RESULTS = ROOT / "docs" / "results"

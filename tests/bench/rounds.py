@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from deploy.load.clients import Reply
-from deploy.load.run import progress
+from deploy.tuning.load.clients import Reply
+from deploy.tuning.load.run import progress
 from shared.errors import StartError
 from tests.bench.results import Row
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from deploy.load.run import Document, print_notes
-from deploy.load.workload import W, Workload
 from deploy.terminal import labelled
+from deploy.tuning.load.run import Document, print_notes
+from deploy.tuning.load.workload import W, Workload
 from shared.errors import StartError
 from shared.settings import Settings
 from tests.bench.results import Row, tables

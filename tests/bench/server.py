@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK, Body, Connection, Exchange
-from deploy.load.server import POLL_S, Server
+from deploy.tuning.load.clients import LOOPBACK, Body, Connection, Exchange
+from deploy.tuning.load.server import POLL_S, Server
 
 LOG_S = 0.1  # a worker logs a branch after it has answered
 

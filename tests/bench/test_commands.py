@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.load.server import ROOT
+from deploy.tuning.load.server import ROOT
 
 
 def run(*arguments: str, code: int = 0) -> tuple[Any, str]:

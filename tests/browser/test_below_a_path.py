@@ -1,4 +1,4 @@
-"""The pages behind nginx, which serves them below a path of its own: `deploy/nginx.conf` with its lines for that.
+"""The pages behind nginx, below a path of its own: `deploy/supervision/nginx.conf` with its lines for that.
 
 That a proxy may also leave its path in requests is tested in tests/gateway/test_paths.py.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from deploy.site.build import render, stage
+from deploy.packaging.site.documentation import render, stage
 from tests.browser.driver import TIMEOUT_MS, StaticSite
 
 
@@ -44,7 +44,7 @@ def test_the_search_finds_a_section_and_asks_no_other_server(documentation: Stat
 
 def test_files_beside_the_pages_are_linked(documentation: StaticSite, page: Page) -> None:
     page.goto(f"{documentation.origin}/docs/OPERATIONS.html")
-    target = page.locator('a[href$="deploy/nginx.conf"]').first.get_attribute("href")
+    target = page.locator('a[href$="deploy/supervision/nginx.conf"]').first.get_attribute("href")
     assert page.request.get(f"{documentation.origin}/docs/{target}").status == 200
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from deploy.npm import build
+from deploy.clients.npm import client_package
 from tests.browser.driver import OPENING, StaticSite
 from tests.e2e.harness import ROOT, Tercet, free_port
 from tests.npm_package import NpmPackage
@@ -28,7 +28,7 @@ READING_MS = 250  # suggestions that were visible for less than 200 ms cannot be
 
 
 def examples_of_the_package() -> list[str]:
-    return re.findall(r"```jsx?\n(.*?)```", build.README.read_text("utf-8"), re.DOTALL)
+    return re.findall(r"```jsx?\n(.*?)```", client_package.README.read_text("utf-8"), re.DOTALL)
 
 
 def examples_of_the_page() -> list[str]:
@@ -42,13 +42,14 @@ def wrappers(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
     assert request.config.cache is not None
     folder = request.config.cache.mkdir("wrappers")
     installed = folder / "installed.json"  # written last, so an interrupted installation is repeated
-    wanted = {name: json.loads(path.read_text())["dependencies"] for name, path in (("", build.TOOLS), ("+", MANIFEST))}
+    manifests = {"": client_package.TOOLS, "+": MANIFEST}
+    wanted = {name: json.loads(path.read_text())["dependencies"] for name, path in manifests.items()}
     manifest = json.dumps({"private": True, "type": "module", "dependencies": wanted[""] | wanted["+"]})
     if not installed.exists() or installed.read_text() != manifest:
         (folder / "package.json").write_text(manifest)
         options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--fetch-timeout=20000"]
         try:
-            build.npm("install", *options, f"--before={PUBLISHED_BEFORE}", directory=folder)
+            client_package.npm("install", *options, f"--before={PUBLISHED_BEFORE}", directory=folder)
         except (OSError, subprocess.SubprocessError) as error:
             pytest.skip(f"npm could not install the frameworks: {error}; {getattr(error, 'stderr', '') or ''}")
         installed.write_text(manifest)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Request, expect
 
-from deploy.editors.build import build_obsidian
+from deploy.clients.plugins import build_obsidian
 from tests.browser.driver import OPENING, StaticSite
 from tests.e2e.harness import Tercet, free_port, until
 from tests.editor_plugins import build_plugin, bundle_host, running_with_key

@@ -18,8 +18,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from deploy.editors.build import PUBLISHED_BEFORE, build_vscode
-from deploy.npm.build import npm
+from deploy.clients.npm.client_package import npm
+from deploy.clients.plugins import PUBLISHED_BEFORE, build_vscode
 from tests.browser.driver import SURE
 from tests.e2e.harness import Tercet, free_port, until
 from tests.editor_plugins import build_plugin, running_with_key

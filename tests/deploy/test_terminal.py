@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from deploy import cli
+from deploy.command_line import cli
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
-from tests.deploy.test_cli import tercet
+from tests.deploy.command_line.test_cli import tercet
 from tests.workers.helpers import EMBEDDED
 
 TEXTS = ["install -e '.[redis]'", "/models/[/x]", "[bold]a[/bold]", "[/]", ":sparkles:", r"\[x]"]

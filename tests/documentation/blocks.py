@@ -3,7 +3,7 @@
 A block without a comment is run by `test_commands.py`, as a reader would run it. A comment before it, or before the
 first heading for all blocks of the page, has one of two forms:
 
-    <!-- tested by tests/deploy/test_systemd.py -->
+    <!-- tested by tests/deploy/supervision/test_systemd.py -->
     <!-- not run: it needs an AWS account -->
 """
 

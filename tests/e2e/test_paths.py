@@ -1,4 +1,4 @@
-"""Relative paths in settings begin where `tercet` was started; tests/deploy/test_wheel.py has the wheel."""
+"""Relative paths in settings begin where `tercet` was started; tests/deploy/packaging/test_wheel.py has the wheel."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_the_image_is_built_again_with_pinned_packages(tmp_path: Path, monkeypat
     monkeypatch.setattr(extras, "ROOT", tmp_path)
     *command, argument, context = shlex.split(install_command("otel"))
     assert (command, context) == (
-        ["docker", "build", "-f", "deploy/Dockerfile", "-t", "tercet", "--build-arg"],
+        ["docker", "build", "-f", "deploy/packaging/Dockerfile", "-t", "tercet", "--build-arg"],
         ".",
     )
     packages = argument.removeprefix("EXTRA=-c requirements/dev.txt ").split()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from deploy.gpu_memory import memory_shape
+from deploy.tuning.gpu_memory import memory_shape
 from shared.memory_plan import ModelShape, SlotMemory, divide, largest, needed_bytes, usable_bytes, worker_needs
 from tests.workers.engine.helpers import TINY
 from workers.engine.loader import random_weights

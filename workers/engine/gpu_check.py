@@ -1,6 +1,7 @@
 """Refuses a GPU that this process's torch cannot use, before anything is loaded on it, by naming what to install.
 
-Knows torch's own answers. `shared.gpu_builds` has the tables, `deploy.gpus` asks the driver before a worker starts.
+Knows torch's own answers. `shared.gpu_builds` has the tables; `deploy.tuning.gpus` asks the driver before a worker
+starts.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from deploy.gpus import list_gpus
-from deploy.load import machine
+from deploy.tuning.gpus import list_gpus
+from deploy.tuning.load import machine
 from shared.errors import StartError
 from tests.bench.gpu import summary
 from tests.bench.gpu.context import Context

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.load.server import ROOT
+from deploy.tuning.load.server import ROOT
 
 STOP_S = 10.0  # from SIGTERM to SIGKILL
 # Becomes the program, which is killed when its parent dies for any reason: prctl(PR_SET_PDEATHSIG, SIGKILL).

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.load.server import ROOT
+from deploy.tuning.load.server import ROOT
 from tests.bench.gpu.commands import run_command
 from tests.bench.gpu.context import LOGS, Context
 from tests.bench.gpu.record import Recorder, Skipped

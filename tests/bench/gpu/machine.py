@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from structlog.testing import capture_logs
 
-from deploy.gpus import query_gpus
-from deploy.load import machine
+from deploy.tuning.gpus import query_gpus
+from deploy.tuning.load import machine
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.gpu.steps import time_replays

@@ -19,9 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.gpus import has_mps
-from deploy.load.clients import LOOPBACK
-from deploy.load.prompts import PromptGenerator
+from deploy.tuning.gpus import has_mps
+from deploy.tuning.load.clients import LOOPBACK
+from deploy.tuning.load.prompts import PromptGenerator
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from deploy.load.clients import LOOPBACK, Clients
-from deploy.load.workload import W
-from deploy.planning import make_plan
+from deploy.tuning.load.clients import LOOPBACK, Clients
+from deploy.tuning.load.workload import W
+from deploy.tuning.planning import make_plan
 from shared.errors import StartError
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
@@ -128,4 +128,4 @@ def _serving(context: Context, **settings: str) -> AbstractContextManager[Measur
 
 
 def _clients(context: Context, server: MeasuredServer) -> Clients:
-    return Clients(LOOPBACK, server.port, subject(context.model), W, 0, {})
+    return Clients(LOOPBACK, server.port, subject(context.model), W, 0)

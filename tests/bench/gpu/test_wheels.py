@@ -18,7 +18,7 @@ from tests.bench.gpu.wheels import MISSING, PRESENT
 ROOT = Path(__file__).parents[3]
 # What the stages' processes, servers and clients import, whatever imports it.
 MODULES = (
-    *("tests.bench.cli", "tests.bench.speed.baselines", "deploy.commands.serve", "deploy.load.clients"),
+    *("tests.bench.cli", "tests.bench.speed.baselines", "deploy.command_line.serve", "deploy.tuning.load.clients"),
     *("gateway.app", "gateway.server.http_server", "workers.app", "workers.gunicorn_worker"),
     "workers.engine.cpu.runner",
     *("workers.training.train", "gunicorn.app.wsgiapp", "gunicorn.arbiter", "transformers.models.gpt2.modeling_gpt2"),

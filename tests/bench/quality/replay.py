@@ -16,7 +16,7 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from deploy.load.server import ROOT
+from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
 
 PROSE = ROOT / "workers" / "checkpoints" / "page.txt"

@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.load.run import progress
-from deploy.load.server import ROOT
+from deploy.tuning.load.run import progress
+from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer
 from tests.bench.quality.passages import trim_context

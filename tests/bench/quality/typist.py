@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 
-from deploy.load.run import progress
-from deploy.load.server import ROOT
+from deploy.tuning.load.run import progress
+from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer, Suggest, Usage, savings, usage_row
 from tests.bench.quality.passages import Passage

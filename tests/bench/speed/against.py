@@ -13,9 +13,9 @@ from statistics import median
 
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK, Clients
-from deploy.load.server import ROOT
-from deploy.load.workload import W
+from deploy.tuning.load.clients import LOOPBACK, Clients
+from deploy.tuning.load.server import ROOT
+from deploy.tuning.load.workload import W
 from shared.errors import StartError
 from tests.bench.results import Row
 from tests.bench.rounds import Contender, interleave, raise_for_status
@@ -67,7 +67,7 @@ def _start(stack: ExitStack, name: str, root: Path) -> Contender:
     servers, clients = {}, {}
     for model in ("embedded", "synthetic:small"):
         servers[model] = server = stack.enter_context(MeasuredServer(model, {"devices": "cpu"}, root))
-        clients[model] = Clients(LOOPBACK, server.port, resolve(model), W, server.port, {})
+        clients[model] = Clients(LOOPBACK, server.port, resolve(model), W, server.port)
 
     def measure() -> Mapping[str, list[float]]:
         replies = raise_for_status(clients["synthetic:small"].send_new(NUM_REQUESTS))

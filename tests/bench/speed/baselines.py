@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
-from deploy.load.workload import Workload
+from deploy.tuning.load.workload import Workload
 from tests.bench.speed.ceiling import config_of
 from workers.checkpoints.resolve import Checkpoint
 

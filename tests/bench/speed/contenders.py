@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from deploy.load.prompts import PromptGenerator
-from deploy.load.workload import Workload
+from deploy.tuning.load.prompts import PromptGenerator
+from deploy.tuning.load.workload import Workload
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.rounds import Contender
 from tests.bench.run import Options
@@ -72,7 +72,7 @@ class Contenders(ExitStack):
 
     def start_clients(self, address: tuple[str, int], subject: Checkpoint, seed: int) -> ContenderProcess:
         """`Clients` of the gateway at `address`, which send the options' workload."""
-        return self.start_process("deploy.load.clients:Clients", *address, subject, self._options.workload, seed, {})
+        return self.start_process("deploy.tuning.load.clients:Clients", *address, subject, self._options.workload, seed)
 
     def start_baselines(self, names: Sequence[str], subject: Checkpoint, prompts: PromptGenerator) -> list[Contender]:
         """One contender for each name of `BASELINES`, all in one process. Tokenization is not timed."""

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK
-from deploy.load.server import ROOT
+from deploy.tuning.load.clients import LOOPBACK
+from deploy.tuning.load.server import ROOT
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.results import Row
 from tests.bench.rounds import Contender, interleave

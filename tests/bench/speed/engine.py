@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK, Clients, LoadResult
-from deploy.load.prompts import PromptGenerator
-from deploy.load.run import progress
+from deploy.tuning.load.clients import LOOPBACK, Clients, LoadResult
+from deploy.tuning.load.prompts import PromptGenerator
+from deploy.tuning.load.run import progress
 from tests.bench.rounds import Contender, Results, Series, interleave, raise_for_status
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer
@@ -240,7 +240,7 @@ class EngineBench:
         strategies = {"embedded": "sample", "predict": "predict"}
         subject, seed = resolve("embedded"), self._prompts.seed()
         clients = {
-            row: Clients(LOOPBACK, server.port, subject, self._workload, seed + number, {"strategy": strategy})
+            row: Clients(LOOPBACK, server.port, subject, self._workload, seed + number, strategy=strategy)
             for number, (row, strategy) in enumerate(strategies.items())
             if self._needs(row, "predict")
         }

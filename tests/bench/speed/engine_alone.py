@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.load.prompts import tokenizer_of
-from deploy.load.workload import Workload
+from deploy.tuning.load.prompts import tokenizer_of
+from deploy.tuning.load.workload import Workload
 from workers.checkpoints.resolve import Checkpoint
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from deploy.load.server import POLL_S, ROOT, START_S, free_port
+from deploy.tuning.load.server import POLL_S, ROOT, START_S, free_port
 from shared.errors import StartError
 from tests.bench.results import Row
 

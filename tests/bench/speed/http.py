@@ -10,8 +10,8 @@ from statistics import fmean, median
 
 from rich.console import Console
 
-from deploy.load.clients import LOOPBACK, LoadResult
-from deploy.load.prompts import PromptGenerator
+from deploy.tuning.load.clients import LOOPBACK, LoadResult
+from deploy.tuning.load.prompts import PromptGenerator
 from shared.errors import StartError
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.results import Row

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from deploy.load.clients import LOOPBACK, Clients
-from deploy.load.workload import W
+from deploy.tuning.load.clients import LOOPBACK, Clients
+from deploy.tuning.load.workload import W
 from shared.process import proportional_set_size
 from shared.settings import Settings
 from tests.bench.results import Row
@@ -41,7 +41,7 @@ def measure_memory(models: str, settings: Mapping[str, str], num_requests: int, 
         for spec in specs:
             subject = resolve(spec.name, spec.source)
             more = {"model_size": spec.name} if len(specs) > 1 else {}
-            clients = Clients(LOOPBACK, server.port, subject, W, seed, more)
+            clients = Clients(LOOPBACK, server.port, subject, W, seed, **more)
             raise_for_status(clients.send_new(num_requests // len(specs)))
         time.sleep(REST_S)
         figures = [(*before[pid], _pss_mb(pid)) for pid in pids]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from deploy.load.run import progress
+from deploy.tuning.load.run import progress
 from shared.errors import StartError
 from tests.bench.quality.passages import choose_passages
 from tests.bench.quality.writers import key_intervals_ms

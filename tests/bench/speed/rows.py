@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from deploy.load.workload import Workload
+from deploy.tuning.load.workload import Workload
 from tests.bench.results import Row, cell
 from tests.bench.rounds import Results
 

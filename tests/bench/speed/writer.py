@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.load.clients import Exchange
-from deploy.load.run import progress
+from deploy.tuning.load.clients import Exchange
+from deploy.tuning.load.run import progress
 from tests.bench.results import Row
 from tests.bench.rounds import latencies, percent, percentile
 from tests.bench.run import BenchDocument, Options

@@ -1,0 +1,1 @@
+"""How Tercet runs in clouds and clusters: AWS, Kubernetes, Ray."""

@@ -1,0 +1,96 @@
+"""What an ingress knows of the pool: the reports of all workers and of all ingresses, and one `State` made of them.
+
+Pure: knows neither Ray nor HTTP, and is given the time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from deploy.cloud.ray.heartbeats import SILENCE_S
+from shared.protocol import SlotState, State
+
+# Workers report twice a second, ingresses once. After this time without a report it does not count.
+REPORT_SILENCE_S = 5.0
+# The pool's state is the first of these that a worker has, so it is warm as soon as one worker is.
+_PRECEDENCE: tuple[SlotState, ...] = ("warm", "loading", "starting", "failed", "draining", "down")
+
+
+class IngressLoad(Struct, frozen=True):
+    """What an ingress serves: state streams, each of one gateway, and branches that workers have accepted."""
+
+    num_streams: int = 0
+    num_running: int = 0
+
+
+class PoolState:
+    """The latest reports. Not thread-safe."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._workers: dict[str, tuple[float, State]] = {}
+        self._ingresses: dict[str, tuple[float, IngressLoad]] = {}
+
+    def report_worker(self, replica_id: str, state: State, now: float) -> None:
+        if state.state == "down":
+            self._workers.pop(replica_id, None)
+        else:
+            self._workers[replica_id] = (now, state)
+
+    def report_ingress(self, replica_id: str, load: IngressLoad, now: float) -> None:
+        self._ingresses[replica_id] = (now, load)
+
+    def state(self, now: float) -> State:
+        """The pool as one slot: `max_batch`, `in_flight` and `num_replicas` count the warm workers."""
+        self._forget(now)
+        states = [state for _, state in self._workers.values()]
+        merged = merge(states) if states else State(state="starting", model=self._model, num_replicas=0)
+        return replace(merged, num_gateways=sum(load.num_streams for _, load in self._ingresses.values()))
+
+    def is_full(self, now: float) -> bool:
+        """Whether the ingresses together run as many branches as the warm workers compute, silent ones left out."""
+        self._forget(now)
+        max_batch = sum(
+            state.max_batch
+            for reported_at, state in self._workers.values()
+            if state.state == "warm" and now - reported_at <= SILENCE_S
+        )
+        return 0 < max_batch <= sum(load.num_running for _, load in self._ingresses.values())
+
+    def _forget(self, now: float) -> None:
+        for reports in (self._workers, self._ingresses):
+            for replica_id in [name for name, (at, _) in reports.items() if now - at > REPORT_SILENCE_S]:
+                del reports[replica_id]
+
+
+def merge(states: Sequence[State]) -> State:
+    """One state for workers of a model, at least one: sums of what adds up, a mean of the time per token."""
+    warm = [state for state in states if state.state == "warm"]
+    counted = warm or list(states)
+    first = min(counted, key=lambda state: _PRECEDENCE.index(state.state))
+    counters: Counter[str] = Counter()
+    for state in states:
+        counters.update(state.counters)
+    return replace(
+        first,
+        # Workers with different weights do not compute the same: such a pool is a revision of its own.
+        revision=_joined(state.revision for state in counted),
+        device=_joined(state.device for state in counted),
+        progress=max(state.progress for state in counted),
+        max_batch=sum(state.max_batch for state in warm),
+        in_flight=sum(state.in_flight for state in warm),
+        num_replicas=len(warm),
+        ms_per_token=sum(state.ms_per_token for state in counted) / len(counted),
+        memory_bytes=sum(state.memory_bytes for state in states),
+        pid=0,
+        age=0,
+        counters=dict(counters),
+    )
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "+".join(sorted(set(names)))

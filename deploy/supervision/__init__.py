@@ -1,0 +1,1 @@
+"""What keeps Tercet running: the supervisor, reloads, and files for systemd, nginx and Grafana."""

@@ -1,0 +1,1 @@
+"""Which plan to serve: the devices, what fits into their memory, and what serves a load best."""

@@ -1,0 +1,274 @@
+"""The VS Code extension, built, packaged, unpacked, and run in Node under a stand-in for VS Code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.clients.plugins import build_vscode
+from tests.browser.driver import OPENING
+from tests.e2e.harness import Tercet, free_port, until
+from tests.editor_plugins import build_plugin, bundle_host, running_with_key
+from tests.npm_package import NpmPackage
+
+
+class Host:
+    """The stand-in, in a process."""
+
+    def __init__(self, script: Path, extension: Path) -> None:
+        node = shutil.which("node")
+        assert node is not None, "npm is here without node"
+        command: list[str | Path] = [node, script, extension]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ids = itertools.count()
+
+    def start(self, name: str, **fields: Any) -> int:
+        """Send a command and do not wait for its result; returns its id."""
+        assert self._process.stdin is not None
+        number = next(self._ids)
+        self._process.stdin.write(json.dumps({"id": number, "name": name, **fields}) + "\n")
+        self._process.stdin.flush()
+        return number
+
+    def result(self, number: int) -> Any:
+        """Wait for a command's result. The results of commands that ended before it are dropped."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            if answer["id"] == number:
+                return answer["result"]
+        raise AssertionError(f"the host ended with status {self._process.wait()}")
+
+    def call(self, name: str, **fields: Any) -> Any:
+        return self.result(self.start(name, **fields))
+
+    def complete(self, before: str, **fields: Any) -> list[str]:
+        """The texts that the extension offers."""
+        return [item["insertText"] for item in self.call("complete", before=before, **fields)]
+
+    def set_key(self, key: str) -> None:
+        """Run the command, and type the key into its input box."""
+        self.call("execute", command="tercet.setKey", input=key)
+
+    def close(self) -> int:
+        """End the process; returns its exit status."""
+        self._process.communicate(timeout=10)
+        return self._process.returncode
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tercet, str]]:
+    with running_with_key(tmp_path_factory.mktemp("t")) as server:
+        yield server
+
+
+@pytest.fixture
+def tercet(server: tuple[Tercet, str]) -> Tercet:
+    return server[0]
+
+
+@pytest.fixture
+def key(server: tuple[Tercet, str]) -> str:
+    return server[1]
+
+
+@pytest.fixture(scope="module")
+def vsix(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
+    return build_plugin("vscode", build_vscode, npm_package, request)
+
+
+@pytest.fixture(scope="module")
+def script(vsix: Path) -> Path:
+    source = Path(__file__).with_name("vscode_host.ts")
+    return bundle_host(vsix.parent, source, ["node", "vscode"], "--platform=node", "--format=esm")
+
+
+@pytest.fixture
+def host(vsix: Path, script: Path, tmp_path: Path) -> Iterator[Host]:
+    """VS Code with the extension installed and not yet activated."""
+    with zipfile.ZipFile(vsix) as archive:
+        archive.extractall(tmp_path)
+    host = Host(script, tmp_path / "extension")
+    yield host
+    assert host.close() == 0
+
+
+@pytest.fixture
+def editor(host: Host, tercet: Tercet, key: str) -> Host:
+    """VS Code with the extension active, for the server under test."""
+    host.call("configure", settings={"tercet.url": tercet.url})
+    host.call("activate")
+    host.set_key(key)
+    return host
+
+
+def test_the_package_has_what_vs_code_reads(vsix: Path) -> None:
+    with zipfile.ZipFile(vsix) as archive:
+        names = set(archive.namelist())
+        manifest = json.loads(archive.read("extension/package.json"))
+    assert {"extension.vsixmanifest", "[Content_Types].xml", "extension/extension.js", "extension/readme.md"} <= names
+    assert not any("node_modules" in name or name.endswith(".ts") for name in names)
+    assert f"-{manifest['version']}.vsix" in vsix.name
+
+
+def test_a_request_yields_three_alternatives(editor: Host) -> None:
+    items = editor.call("complete", before=OPENING, isExplicit=True)
+    assert len({item["insertText"] for item in items}) == 3
+    for item in items:
+        assert item["range"]["start"] == item["range"]["end"] == {"line": 0, "character": len(OPENING)}
+
+
+def test_live_mode_predicts_words_without_a_request(editor: Host) -> None:
+    predicted = editor.complete("The old man shook his ")
+    assert predicted
+    # While the writer types one of them, it stays; the others that do not agree go.
+    first = predicted[0]
+    assert editor.complete("The old man shook his " + first[0])[0] == first[1:]
+
+
+def test_nothing_is_offered_unasked_in_mid_line_after_a_deletion_or_when_off(editor: Host) -> None:
+    assert editor.complete("The old man shook his ", after=" and sighed") == []
+    assert editor.complete("The old man shook his ") != []
+    assert editor.complete("The old man shook his") == []
+    editor.call("configure", settings={"tercet.mode": "off"})
+    assert editor.complete("The old man looked at the sea ") == []
+    assert len(editor.complete("The old man looked at the sea ", isExplicit=True)) == 3
+
+
+def test_words_are_offered_before_marks_that_the_editor_has_closed(editor: Host) -> None:
+    offered = editor.complete("(“The old man shook his ", after=".”)")
+    assert offered
+    assert not any(text != text.rstrip() for text in offered)
+    assert editor.complete("(“The old man shook his ", after=".”) and") == []  # not what was offered for another text
+
+
+def test_nothing_is_offered_unasked_in_code(editor: Host) -> None:
+    code = "a\n\n```\nThe old man shook his "
+    assert editor.complete(code) == []
+    assert editor.complete(code, isExplicit=True)
+    editor.call("configure", settings={"tercet.proseOnly": False})
+    assert editor.complete(code)
+
+
+def test_nothing_is_offered_for_a_text_that_has_changed_meanwhile(editor: Host) -> None:
+    number = editor.start("complete", before=OPENING, isExplicit=True)
+    editor.call("change")
+    assert editor.result(number) == []
+
+
+def test_predictions_of_little_use_are_held_back(editor: Host) -> None:
+    assert editor.complete("The old man shook his ")
+    editor.call("configure", settings={"tercet.minUsefulness": 100})
+    assert editor.complete("The old man shook his ") == []
+    assert len(editor.complete("The old man looked at ", isExplicit=True)) == 3
+
+
+def test_nothing_is_offered_inside_a_word(editor: Host) -> None:
+    assert editor.complete("The old man opened the do", after="or", isExplicit=True) == []
+
+
+def test_before_text_on_the_line_a_request_offers_one_line(editor: Host) -> None:
+    offered = editor.complete("The old man looked at the ", after=" and sighed", isExplicit=True)
+    assert offered
+    assert not any("\n" in text for text in offered)
+
+
+def test_pauses_offer_ideas_after_the_pause(editor: Host) -> None:
+    editor.call("configure", settings={"tercet.mode": "pauses"})
+    assert len(editor.complete(OPENING)) == 3
+
+
+def test_languages_are_a_setting(editor: Host) -> None:
+    assert editor.call("complete", before=OPENING, language="python") is None
+    editor.call("configure", settings={"tercet.languages": ["python"]})
+    assert editor.call("complete", before=OPENING, language="markdown") is None
+    assert editor.complete(OPENING, language="python", isExplicit=True)
+
+
+def test_an_acceptance_is_reported(editor: Host, tercet: Tercet, key: str) -> None:
+    item = editor.call("complete", before=OPENING, isExplicit=True)[1]
+    before = num_accepted_chars(tercet, key)
+    editor.call("execute", command=item["command"]["command"], args=item["command"]["arguments"])
+    assert num_accepted_chars(tercet, key) - before == len(item["insertText"])
+
+
+def num_accepted_chars(tercet: Tercet, key: str) -> float:
+    text = tercet.client.get("/metrics", headers={"x-api-key": key}).text
+    return sum(float(count) for count in re.findall(r"^tercet_saved_characters_total\{.*\} (\S+)$", text, re.MULTILINE))
+
+
+def test_cancelling_aborts_the_request(editor: Host, tercet: Tercet) -> None:
+    editor.call("configure", settings={"tercet.model": "slow"})
+    completion = editor.start("complete", before=OPENING, isExplicit=True)
+    until(lambda: num_in_slow_engine(tercet), 10, "the request in the engine")
+    editor.start("cancel")
+    assert editor.result(completion) == []
+    until(lambda: not num_in_slow_engine(tercet), 10, "its sequences freed")
+    assert not editor.call("status")["isVisible"]
+
+
+def num_in_slow_engine(tercet: Tercet) -> int:
+    """Sequences in the engine of the slow model, from its worker's metrics."""
+    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-1.sock"))
+    with httpx.Client(transport=transport, base_url="http://slot") as worker:
+        found = re.search(r'in_flight_branches\{slot="1"\} (\d+)', worker.get("/metrics").text)
+    assert found is not None
+    return int(found[1])
+
+
+def test_line_ends_of_windows_change_nothing(editor: Host) -> None:
+    verse = "The old man looked at the sea.{0}He sighed.{0}{0}The old man shook his "
+    predicted = editor.complete(verse.format("\r\n"))
+    assert predicted
+    editor.complete("Forget them.")
+    assert editor.complete(verse.format("\n")) == predicted
+
+
+def test_a_long_document_is_cut_at_a_line(editor: Host) -> None:
+    """The server refuses bodies that are too large."""
+    document = "He looked at the sea and sighed.\n" * 60_000
+    assert len(editor.complete(document + OPENING, isExplicit=True)) == 3
+
+
+def test_an_unreachable_server_is_reported_once_and_until_it_answers(editor: Host, tercet: Tercet) -> None:
+    editor.call("configure", settings={"tercet.url": f"http://127.0.0.1:{free_port()}/"})
+    assert editor.complete(OPENING, isExplicit=True) == []
+    assert editor.complete(OPENING, isExplicit=True) == []
+    status = editor.call("status")
+    assert (status["isVisible"], status["numShown"]) == (True, 1)
+    assert 'the setting "tercet.url"' in status["tooltip"]
+    editor.call("configure", settings={"tercet.url": tercet.url})
+    assert len(editor.complete(OPENING, isExplicit=True)) == 3
+    assert not editor.call("status")["isVisible"]
+
+
+def test_a_bad_key_names_the_command_that_sets_it(editor: Host, key: str) -> None:
+    editor.set_key("wrong")
+    assert editor.complete(OPENING, isExplicit=True) == []
+    status = editor.call("status")
+    assert status["isVisible"]
+    assert '"Tercet: Set API Key"' in status["tooltip"]
+    assert status["command"]["command"] == "tercet.setKey"
+    editor.set_key(key)
+    assert not editor.call("status")["isVisible"]
+    assert len(editor.complete(OPENING, isExplicit=True)) == 3
+
+
+def test_an_unknown_model_names_the_setting(editor: Host) -> None:
+    editor.call("configure", settings={"tercet.model": "none"})
+    assert editor.complete(OPENING, isExplicit=True) == []
+    assert 'the setting "tercet.model"' in editor.call("status")["tooltip"]
+
+
+def test_deactivation_leaves_nothing_registered(editor: Host) -> None:
+    assert editor.call("deactivate") == {"commands": [], "hasProvider": False, "isVisible": False}

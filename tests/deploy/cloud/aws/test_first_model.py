@@ -1,0 +1,167 @@
+"""The model at the first boot of the instance of jobs: weights of one's own in S3, or a private repository of the hub.
+
+moto is S3 and Parameter Store. What is not shown: the boot on Amazon Linux, and IAM's decisions.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.cloud.aws.cloud import REGION, Cloud
+from tests.deploy.cloud.aws.stacks import BUCKET, load_template, wake_stack
+from tests.e2e.harness import ROOT
+from tests.workers.checkpoints.conftest import hub
+from tests.workers.checkpoints.hub_server import Hub
+from workers.checkpoints.resolve import EMBEDDED
+
+__all__ = ["hub"]
+
+KEY, PARAMETER, SECRET = "models/legal.tar.gz", "/tercet/hub-token", "hf_secret"
+ARCHIVE = f"s3://{BUCKET}/{KEY}"
+
+
+def archive_of(directory: Path, *, prefix: str = "") -> bytes:
+    """As `tar -czf model.tar.gz -C DIRECTORY .` makes it."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for path in sorted(directory.iterdir()):
+            archive.add(path, f"{prefix}./{path.name}")
+    return content.getvalue()
+
+
+def put_archive(cloud: Cloud, data: bytes) -> None:
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+    s3.put_object(Bucket=BUCKET, Key=KEY, Body=data)
+
+
+def first_boot(cloud: Cloud, base: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command of `set_up_instance.sh`, with the model's directory below `base`."""
+    code = (
+        "import sys, pathlib, deploy.cloud.aws.first_model as it\n"
+        f"it.first_model.__defaults__ = (pathlib.Path({str(base / 'model')!r}),)\n"
+        "it.main(sys.argv[1:], it.os.environ)"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env={**kept, **cloud.environ, "TERCET_RUN_DIR": str(base / "run"), "TERCET_DEVICES": "cpu", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+
+
+def test_weights_of_ones_own_are_unpacked_and_checked(cloud: Cloud, tmp_path: Path) -> None:
+    put_archive(cloud, archive_of(EMBEDDED))
+    done = first_boot(cloud, tmp_path, "small", ARCHIVE)
+    assert (done.returncode, done.stdout) == (0, f"model={tmp_path}/model\n"), done.stderr
+    assert "model" in done.stderr  # the table of `tercet plan`
+    weights = (tmp_path / "model/model.safetensors").read_bytes()
+    assert weights == (EMBEDDED / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (archive_of(EMBEDDED, prefix="legal/"), "has no config.json at its top"),
+        (b"not an archive", "cannot be unpacked"),
+        (archive_of(EMBEDDED)[:1000], "cannot be unpacked"),
+        (None, "cannot be unpacked: An error occurred (NoSuchBucket)"),
+    ],
+    ids=["a folder", "no archive", "cut", "no bucket"],
+)
+def test_an_archive_that_cannot_be_served_ends_the_boot(
+    cloud: Cloud, tmp_path: Path, data: bytes | None, reason: str
+) -> None:
+    if data is not None:
+        put_archive(cloud, data)
+    done = first_boot(cloud, tmp_path, "small", ARCHIVE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_member_outside_of_the_directory_is_refused(cloud: Cloud, tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../outside"))
+    put_archive(cloud, content.getvalue())
+    done = first_boot(cloud, tmp_path, "small", ARCHIVE)
+    assert done.returncode == 1
+    assert "cannot be unpacked" in done.stderr
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_private_repository_is_fetched_with_the_token_of_a_parameter(cloud: Cloud, hub: Hub, tmp_path: Path) -> None:
+    """The token is in no file of the model's cache and in no output."""
+    hub.token = SECRET
+    cloud.client("ssm").put_parameter(Name=PARAMETER, Value=SECRET, Type="SecureString")
+    without = first_boot(cloud, tmp_path, "legal=org/tiny")
+    assert without.returncode == 1
+    assert "shows it only with a token" in without.stderr
+    done = first_boot(cloud, tmp_path, "legal=org/tiny", "", PARAMETER)
+    assert (done.returncode, done.stdout) == (0, "legal=org/tiny\n"), done.stderr
+    assert SECRET not in without.stderr + done.stderr
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    # The service itself has no token, and does not ask the hub.
+    hub.requests.clear()
+    assert first_boot(cloud, tmp_path, "legal=org/tiny", HF_HUB_OFFLINE="1").returncode == 0
+    assert hub.requests == []
+
+
+def test_a_parameter_that_is_not_there_ends_the_boot(cloud: Cloud, tmp_path: Path) -> None:
+    done = first_boot(cloud, tmp_path, "legal=org/tiny", "", PARAMETER)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"The parameter {PARAMETER} cannot be read" in done.stderr
+
+
+def instance_statements(cloud: Cloud) -> list[dict[str, Any]]:
+    """The policy of the instance's role in the stack that was made."""
+    iam = cloud.client("iam")
+    [role] = [role["RoleName"] for role in iam.list_roles()["Roles"] if "Instance" in role["RoleName"]]
+    document = iam.get_role_policy(RoleName=role, PolicyName="jobs")["PolicyDocument"]
+    # moto keeps it as Python writes it, with None for AWS::NoValue.
+    statements: list[dict[str, Any]] = ast.literal_eval(document)["Statement"]
+    return [statement for statement in statements if statement]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_instance_may_read_its_archive_and_its_token_alone(cloud: Cloud, tmp_path: Path, is_given: bool) -> None:
+    given = {"ModelKey": KEY, "HubTokenParameter": PARAMETER} if is_given else {}
+    with wake_stack(cloud, tmp_path, **given):
+        statements = {str(one["Action"]): one["Resource"] for one in instance_statements(cloud)}
+    objects = [one for one in statements["s3:GetObject"] if one]
+    assert objects == [f"arn:aws:s3:::{BUCKET}/{key}" for key in ("tercet.tar.gz", *([KEY] if is_given else []))]
+    if is_given:
+        assert statements["ssm:GetParameter"].endswith(f":parameter{PARAMETER}")
+    else:
+        assert "ssm:GetParameter" not in statements
+
+
+def test_the_template_and_the_script_pass_them_on() -> None:
+    data = load_template("lambda-ec2.yaml")["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
+    user_data = data["UserData"]["Fn::Base64"]["Fn::Sub"]
+    values = {"Bucket": BUCKET, "ModelKey": KEY, "HubTokenParameter": PARAMETER, "Models": "small", "Jobs": "t"}
+    values |= {"IdleStopSeconds": "60", "JobTtlSeconds": "60", "SourceKey": "s", "AWS::Region": REGION}
+    for name, value in values.items():
+        user_data = user_data.replace(f"${{{name}}}", value)
+    # The end of the first boot, with the arguments printed in place of the set-up.
+    script = user_data[user_data.index("archive=") :].replace("bash /opt", "printf '%s\\n' /opt")
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == [ARCHIVE, PARAMETER]
+    set_up = (ROOT / "deploy/cloud/aws/set_up_instance.sh").read_text()
+    assert '-m deploy.cloud.aws.first_model "$2" "${5:-}" "${6:-}")' in set_up

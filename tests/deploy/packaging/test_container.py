@@ -1,0 +1,310 @@
+"""The container image, built by buildah, and its server run from the image's files.
+
+No base image is fetched: mmdebstrap makes a root of Debian 12, which takes the place of `debian:12-slim` (Dockerfile,
+ARG BASE). Not shown: Docker, containerd or Kubernetes running the image, and the build with CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.cpu_features import INSTRUCTION_SETS
+from shared.settings import Settings
+from tests.deploy.needs import need
+from tests.deploy.packaging.container import COMPOSE, USER, Container
+from tests.e2e.harness import ROOT, free_port, until
+from tests.tls import Certificate
+from tests.workers.checkpoints.gguf_files import random_model, write_gguf
+from tests.workers.checkpoints.hub_server import Hub, serving
+from workers.checkpoints.resolve import EMBEDDED
+from workers.engine.cpu_kernels import compiled_path
+
+MAX_IMAGE_BYTES = 950_000_000
+NUM_STARTS = 5
+# Values of settings whose default is none or a sentence.
+VALUES = {
+    "TERCET_BIND": "127.0.0.1:8123",
+    "TERCET_RUN_DIR": "/tmp/run",
+    "TERCET_CACHE_DIR": "/tmp/cache",
+    "TERCET_MODELS": "small*2,own=/models/own",
+    "TERCET_DEVICES": "cpu",
+    "TERCET_KEYS": "/var/lib/tercet/other-keys",
+    "TERCET_TLS_CERT": "/models/tls.crt",
+    "TERCET_TLS_KEY": "/models/tls.key",
+    "TERCET_ORIGINS": "https://notes.example",
+    "TERCET_HOSTS": "tercet.example,*.notes.example",
+    "TERCET_PUBLIC_URL": "https://notes.example/tools/tercet",
+    "TERCET_JOBS": "sqlite:/var/lib/tercet/other.sqlite3",
+    "TERCET_POOL": "small=https://a.example:8100-8103",
+    "TERCET_POOL_KEY": "/models/key",
+    "TERCET_POOL_CA": "/models/ca.crt",
+    "TERCET_POOL_BIND": "127.0.0.1:8100",
+    "TERCET_POOL_TLS_CERT": "/models/pool.crt",
+    "TERCET_POOL_TLS_KEY": "/models/pool.key",
+}
+# What serving never imports: build tools, and what training or torch.compile needs.
+ABSENT = {"pip", "ziglang", "transformers", "regex", "sympy", "mpmath", "networkx", "numba", "llvmlite"}
+# Prints the packages that modules import and do not find; training needs a checkout.
+IMPORT_ALL = """
+import importlib, pkgutil
+missing = set()
+for folder in ("deploy", "gateway", "shared", "workers"):
+    for found in pkgutil.walk_packages([folder], f"{folder}."):
+        if not found.name.startswith("workers.training") and not found.name.endswith("__main__"):
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError as error:
+                missing.add(error.name.partition(".")[0])
+print(*sorted(missing))
+"""
+IMAGE = "localhost/tercet-test"
+# No overlay file system, which not every container or virtual machine has.
+STORAGE = ("--storage-driver", "vfs")
+# What Debian's slim images leave out of each package.
+SLIM = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "linda", "lintian", "locale", "man")]
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The first words of each buildah command, with a storage of the tests' own."""
+    need("buildah", "mmdebstrap", root=True)
+    base = tmp_path_factory.mktemp("storage")
+    yield ["buildah", *STORAGE, "--root", f"{base}/root", "--runroot", f"{base}/run"]
+    shutil.rmtree(base)
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def pip_options(directory: Path) -> list[str]:
+    """buildah options by which pip in the build uses the packages that pip on this machine uses."""
+    lines = run(sys.executable, "-m", "pip", "config", "list").splitlines()
+    found = re.findall(r"^(?:global|:env:)\.([a-z-]+)='(.*)'$", "\n".join(lines), re.MULTILINE)
+    values = {name: value.replace("\\n", " ") for name, value in found}
+    if "cert" in values:  # where it lies, packages of Debian write
+        values["cert"] = str(shutil.copy(values["cert"], directory / "cert.pem"))
+    config = directory / "pip.conf"
+    config.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()))
+    words = {word for value in values.values() for word in value.split()}
+    # The files of an index on this machine lie next to it.
+    paths = {Path(word) for word in words} | {Path(word.removeprefix("file://")).parent for word in words}
+    mounted = sorted(str(path) for path in paths if path.is_absolute() and len(path.parts) > 2 and path.exists())
+    return [f"--secret=id=pip.conf,src={config}", *(f"--volume={path}:{path}:ro" for path in mounted)]
+
+
+@pytest.fixture(scope="module")
+def image(storage: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The files of the built image."""
+    base = tmp_path_factory.mktemp("image")
+    run("mmdebstrap", "--mode=root", "--variant=minbase", *SLIM, "bookworm", base / "debian.tar")
+    debian = run(*storage, "from", "scratch").strip()
+    run(*storage, "add", debian, base / "debian.tar", "/")
+    run(*storage, "commit", "--rm", debian, "localhost/debian-test")
+    run(
+        *storage,
+        "build",
+        "--isolation",
+        "chroot",
+        "--format",
+        "docker",
+        "--layers=false",
+        "--pull=never",
+        "--build-arg",
+        "BASE=localhost/debian-test",
+        "--build-arg",
+        "TORCH_INDEX=",
+        *pip_options(base),
+        "--ignorefile",
+        ROOT / "deploy/packaging/Dockerfile.dockerignore",
+        "--file",
+        ROOT / "deploy/packaging/Dockerfile",
+        "--tag",
+        IMAGE,
+        ROOT,
+    )
+    container = run(*storage, "from", "--pull=never", IMAGE).strip()
+    yield Path(run(*storage, "mount", container).strip())
+    run(*storage, "umount", container)
+
+
+@pytest.fixture(scope="module")
+def config(storage: list[str], image: Path) -> dict[str, Any]:
+    """What an engine runs: `USER`, `ENV`, `ENTRYPOINT`, `CMD`, `HEALTHCHECK`."""
+    inspected = json.loads(run(*storage, "inspect", "--type", "image", IMAGE))
+    config: dict[str, Any] = inspected["Docker"]["config"]
+    return config
+
+
+def test_the_image_is_small_and_has_no_tools_of_a_build(image: Path) -> None:
+    size = int(run("du", "--summarize", "--apparent-size", "--block-size=1", image).split()[0])
+    parts = run("du", "--apparent-size", "--block-size=1M", "--max-depth=7", "--threshold=10M", image)
+    parts = parts.replace(f"{image}/", "/")
+    print(f"image: {size / 1e6:.0f} MB\n{parts}")
+    assert size <= MAX_IMAGE_BYTES, parts
+    packages = {path.name for path in (image / "opt/tercet/.venv").glob("lib/python3*/site-packages/*")}
+    assert {"torch", "falcon"} <= packages
+    assert not ABSENT & packages
+    kernels = {path.name for path in (image / "opt/tercet/workers/engine/cpu/compiled").iterdir()}
+    sets = [one for one in INSTRUCTION_SETS if one.machine == platform.machine()]
+    assert kernels == {compiled_path(one, Path(), "linux").name for one in sets}
+    assert not (image / "opt/tercet/tests").exists()
+    assert not list(image.glob("etc/pip.conf"))
+
+
+def test_what_the_image_says_of_itself(config: dict[str, Any], image: Path) -> None:
+    assert config["User"] == str(USER)
+    assert set(config["Volumes"]) == {"/var/lib/tercet", "/models"}
+
+
+def test_the_server_is_warm_soon_and_completes(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
+    """Five first starts, whose volume is empty, and five later ones; prints the medians."""
+    port = free_port()
+    warm_s: dict[str, list[float]] = {"first": [], "later": []}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+        for number in range(NUM_STARTS):
+            container = Container(
+                image, config, tmp_path / str(number), BIND=f"127.0.0.1:{port}", KEYS="", MODELS="embedded"
+            )
+            for times in warm_s.values():
+                started_at = time.monotonic()
+                with container.running() as running:
+                    until(lambda: running.has_ended or _is_ready(client), 120, "ready")
+                    times.append(time.monotonic() - started_at)
+                    running.assert_alive()
+                    assert len(client.post("/autocomplete", json={"context": "The sea"}).json()["sentences"]) == 3
+            # Its kernels are the image's: none were compiled at a start.
+            assert "ompiled kernels cannot be" not in container.log_path.read_text()
+            assert not list(container.state.glob(".cache/tercet/kernels-*"))
+    for start, times in warm_s.items():
+        shown = ", ".join(f"{each:.2f}" for each in times)
+        print(f"from exec to warm, {start} start: median {statistics.median(times):.2f} s of {shown}")
+
+
+def test_every_setting_comes_from_the_env_file(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
+    rows = [row for _, rows in Settings.reference() for row in rows]
+    values = {row.variable: VALUES.get(row.variable, row.default) for row in rows}
+    lines = {name.removeprefix("TERCET_"): value for name, value in values.items()}
+    done = Container(image, config, tmp_path, **lines).run("settings")
+    assert done.returncode == 0, done.stdout
+    names = re.findall(r"^(TERCET_\w+) \(", done.stdout, re.MULTILINE)
+    assert dict(zip(names, re.findall(r"^ {4}now (.*)$", done.stdout, re.MULTILINE), strict=True)) == values
+
+
+def test_health_follows_address_tls_and_role(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
+    gateway_port, worker_port = free_port(), free_port()
+    gateway = Container(
+        image,
+        config,
+        tmp_path / "gateway",
+        BIND=f"127.0.0.1:{gateway_port}",
+        TLS_CERT="/var/lib/tercet/tls.crt",
+        TLS_KEY="/var/lib/tercet/tls.key",
+        POOL=f"embedded=http://127.0.0.1:{worker_port}",
+        POOL_KEY="/var/lib/tercet/pool.key",
+    )
+    workers = Container(
+        image,
+        config,
+        tmp_path / "workers",
+        MODELS="embedded",
+        POOL_BIND=f"127.0.0.1:{worker_port}",
+        POOL_KEY="/var/lib/tercet/pool.key",
+    )
+    certificate = Certificate(gateway.state)
+    for container in (gateway, workers):
+        (container.state / "pool.key").write_text("0123456789abcdef" * 4)
+        for path in container.state.iterdir():
+            path.chmod(0o600)
+            os.chown(path, USER, USER)
+    key = re.findall(r"tct_\S+", gateway.run("key", "new", "laptop").stdout)[-1]
+    with gateway.running("serve", "--role", "gateway") as front:
+        until(lambda: front.exec("tercet", "health", "--live").returncode == 0, 120, "live")
+        # It serves HTTPS, and has no worker yet.
+        assert "is not ready" in front.exec("tercet", "health").stderr
+        with workers.running("serve", "--role", "workers") as back:
+            back.wait_until_healthy()
+            front.wait_until_healthy()
+            with httpx.Client(verify=certificate.client(), trust_env=False, timeout=60) as client:
+                answer = client.post(
+                    f"https://127.0.0.1:{gateway_port}/autocomplete",
+                    json={"context": "The sea"},
+                    headers={"Authorization": f"Bearer {key}"},
+                )
+            assert len(answer.json()["sentences"]) == 3
+
+
+def test_models_of_the_hub_come_into_the_volume(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
+    """By the documented command, from a hub on this machine. Then they are served without it, beside a checkpoint and
+    a GGUF file of /models."""
+    assert "run --rm tercet plan --fetch" in COMPOSE.read_text()
+    port = free_port()
+    models = "tiny=org/tiny,own=/models/own,file=/models/file.gguf"
+    container = Container(image, config, tmp_path / "container", BIND=f"127.0.0.1:{port}", KEYS="", MODELS=models)
+    write_checkpoint(container.models / "own")
+    write_gguf(container.models / "file.gguf", random_model("llama"))
+    run("chmod", "-R", "a+rX", container.models)
+    with serving(Hub()) as hub:
+        files = write_checkpoint(tmp_path / "tiny").iterdir()
+        hub.repositories["org/tiny"] = {path.name: path.read_bytes() for path in files}
+        container.environ["HF_ENDPOINT"] = hub.url
+        done = container.run("plan", "--fetch")
+        assert done.returncode == 0, done.stdout
+    with container.running() as running:
+        running.wait_until_healthy()
+        url = f"http://127.0.0.1:{port}/slots"
+        slots = httpx.get(url, headers={"Accept": "application/json"}, trust_env=False).json()["slots"]
+        assert [slot["model"] for slot in slots] == ["tiny", "own", "file"]
+
+
+def test_no_module_needs_a_package_that_was_left_out(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
+    """What the modules lack is an extra's, or is in images for GPUs."""
+    done = Container(image, config, tmp_path).run("-c", IMPORT_ALL, entrypoint=["python"])
+    assert done.returncode == 0, done.stdout
+    missing = set(done.stdout.splitlines()[-1].split())
+    assert missing <= {"boto3", "botocore", "lsprotocol", "pygls", "ray", "triton"}, done.stdout
+
+
+def test_what_is_not_in_the_image_is_named_with_the_command_that_adds_it(
+    config: dict[str, Any], image: Path, tmp_path: Path
+) -> None:
+    for number, (url, package) in enumerate(
+        (("redis://127.0.0.1", "redis"), ("dynamodb://jobs?region=eu-west-1", "boto3"))
+    ):
+        done = Container(image, config, tmp_path / str(number), KEYS="", INSECURE=1, JOBS=url).run()
+        assert done.returncode == 1
+        argument = f"'EXTRA=-c requirements/dev.txt {package}'"
+        command = f"docker build -f deploy/packaging/Dockerfile -t tercet --build-arg {argument} ."
+        assert command in " ".join(done.stdout.split())
+
+
+def write_checkpoint(directory: Path) -> Path:
+    """A small GPT-2 with the embedded tokenizer."""
+    random_model("gpt2").save_pretrained(directory)
+    shutil.copy(EMBEDDED / "tokenizer.json", directory)
+    return directory
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,202 @@
+"""The order of the search, what it leaves out, and what it recommends. The machines follow a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deploy.tuning.tune.results import MIB, Candidate, Measurement
+from deploy.tuning.tune.search import MAX_STABLE_SHARE, Goal, Outcome, Search, Space, choose, next_final
+from tests.deploy.tuning.tune.figures import at_load, candidate, measurement
+
+
+def space(
+    cores: int = 2, devices: tuple[str, ...] = ("cpu",), free_mib: float | None = 20_000, max_clients: int = 8
+) -> Space:
+    return Space(devices, cores, None if free_mib is None else int(free_mib * MIB), max_clients, num_samples=3)
+
+
+def search(
+    machine: Callable[[Candidate], Outcome], found: Space, goal: Goal | None = None
+) -> tuple[dict[Candidate, Outcome], Search]:
+    """Runs a search to its end."""
+    outcomes: dict[Candidate, Outcome] = {}
+    while True:
+        state = Search(found, outcomes, goal or Goal())
+        if state.next is None:
+            return outcomes, state
+        assert state.next not in state.pruned
+        outcomes[state.next] = machine(state.next)
+
+
+def machine_of(speed: Callable[[Candidate], float], worker_mib: float = 500) -> Callable[[Candidate], Measurement]:
+    """A machine on which a plan's latencies are those of `measurement`, divided by its speed; 800 ms at the load."""
+    return lambda one: measurement(
+        [ms / speed(one) for ms in (50, 60, 100, 200)], worker_mib, one.num_workers, at_load(800 / speed(one))
+    )
+
+
+def test_workers_and_threads_come_first_then_placement_then_the_batch() -> None:
+    outcomes, _ = search(machine_of(lambda one: one.workers**0.5), space())
+    assert [(one.workers, one.threads, one.placement, one.max_batch) for one in outcomes] == [
+        (1, 2, "auto", 48),
+        (1, 1, "auto", 48),
+        (2, 1, "auto", 48),
+        (4, 1, "auto", 48),
+        (4, 1, "spread", 48),
+        (4, 1, "auto", 3),
+    ]
+
+
+def test_more_workers_are_left_out_when_they_answer_no_more() -> None:
+    outcomes, state = search(machine_of(lambda one: min(one.workers, 2)), space(cores=8))
+    assert max(one.workers for one in outcomes) == 4
+    [reason] = {state.pruned[one] for one in state.pruned if one.workers == 8}
+    assert "4 workers answered 80.0 requests/s at most, 2 80.0" in reason
+
+
+def test_fewer_threads_are_left_out_when_they_were_worse() -> None:
+    outcomes, state = search(machine_of(lambda one: one.threads), space(cores=8))
+    assert {one.threads for one in outcomes if one.workers == 1} == {8, 4}
+    assert {one.threads for one in state.pruned if one.workers == 1} == {2, 1}
+
+
+def test_workers_that_do_not_fit_into_memory_are_left_out() -> None:
+    outcomes, state = search(machine_of(lambda one: one.workers), space(cores=8, free_mib=1900))
+    assert max(one.workers for one in outcomes) == 2
+    assert "memory: 4 × 500 MiB" in state.pruned[candidate(4, 2)]
+
+
+def test_a_plan_that_cannot_be_served_ends_the_growth() -> None:
+    """As where the slot plan refuses workers that do not fit on a GPU, whose free memory the search does not know."""
+
+    def machine(one: Candidate) -> Outcome:
+        return "cuda:0 does not hold it" if one.workers > 2 else measurement(num_workers=one.num_workers)
+
+    outcomes, _ = search(machine, space(cores=0, devices=("cuda:0", "cuda:1"), free_mib=None))
+    by_workers = {one.workers: outcome for one, outcome in outcomes.items() if one.placement == "auto"}
+    assert [*by_workers] == [1, 2]  # two workers answered no more than one
+    outcomes, state = search(lambda one: "no driver", space(cores=0, devices=("cuda:0",), free_mib=None))
+    assert [one.workers for one in outcomes] == [1]
+    assert state.pruned[Candidate(("cuda:0",), 2, 0, 48, "auto")] == "1 worker cannot be served"
+    assert choose(outcomes, Goal()) is None
+
+
+def test_a_larger_batch_is_measured_where_the_load_fills_the_default() -> None:
+    outcomes, _ = search(machine_of(lambda one: 1), space(max_clients=32))
+    assert {one.max_batch for one in outcomes} == {48, 96}
+
+
+def test_the_search_continues_from_what_was_measured() -> None:
+    outcomes, _ = search(machine_of(lambda one: one.workers), space())
+    known = dict(list(outcomes.items())[:3])
+    assert Search(space(), known, Goal()).next == list(outcomes)[3]
+
+
+def test_workers_are_added_until_the_slo_holds() -> None:
+    outcomes, state = search(machine_of(lambda one: one.workers), space(cores=4), Goal(600, 50))
+    assert max(one.workers for one in outcomes) == 2
+    assert "2 workers hold the SLO" in state.pruned[candidate(4)]
+    outcomes, _ = search(machine_of(lambda one: one.workers), space(cores=4), Goal(300, 50))
+    assert max(one.workers for one in outcomes) == 4
+
+
+def test_the_best_two_are_measured_again_in_turns() -> None:
+    close, worse = measurement((51, 61, 101, 205)), measurement((100, 120, 200, 400))
+    outcomes: dict[Candidate, Outcome] = {candidate(1): measurement(), candidate(2): close, candidate(4): worse}
+    passes = dict.fromkeys(outcomes, 1)
+    turns = []
+    while (final := next_final(outcomes, passes, Goal())) is not None:
+        turns.append(final.workers)
+        passes[final] += 1
+    assert turns == [1, 2, 1, 2]
+    assert next_final({candidate(1): measurement(), candidate(4): worse}, passes, Goal()) is None
+    assert next_final({candidate(1): measurement()}, passes, Goal()) is None
+
+
+def test_a_load_near_the_capacity_is_not_planned_with() -> None:
+    outcomes = {candidate(): measurement(at_load=at_load(60))}
+    assert choose(outcomes, Goal(qps=29)) is not None
+    assert choose(outcomes, Goal(qps=31)) is None
+
+
+def test_a_plan_that_failed_at_the_load_is_not_recommended() -> None:
+    assert choose({candidate(): measurement(at_load=at_load(60, num_errors=1))}, Goal(qps=25)) is None
+
+
+def test_without_a_goal_the_most_requests_win_then_the_latency_then_the_cost() -> None:
+    slow_start = measurement((100, 110, 120, 160))  # 50 requests/s
+    quick_start = measurement((50, 60, 100, 163))  # 49 requests/s
+    outcomes: dict[Candidate, Outcome] = {
+        candidate(1): measurement(),
+        candidate(2): slow_start,
+        candidate(3): quick_start,
+        candidate(4): quick_start,
+    }
+    found = choose(outcomes, Goal())
+    assert found is not None
+    assert found.candidate == candidate(3)
+    assert "answers 49.1 requests/s" in found.reason
+    assert "of 3 such plans" in found.reason
+
+
+def test_an_slo_at_a_load_finds_the_cheapest_plan_that_holds_it() -> None:
+    outcomes: dict[Candidate, Outcome] = {
+        candidate(1): measurement((50, 60, 100, 200), at_load=at_load(150)),
+        candidate(2): measurement((40, 45, 60, 110), num_workers=2, at_load=at_load(70)),
+        candidate(4): measurement((30, 32, 40, 60), num_workers=4, at_load=at_load(45)),
+    }
+    for slo_ms, cheapest in ((1000, 1), (150, 1), (149, 2), (69, 4)):
+        found = choose(outcomes, Goal(slo_ms, 25))
+        assert found is not None
+        assert found.candidate == candidate(cheapest)
+    assert choose(outcomes, Goal(40, 25)) is None
+    assert choose(outcomes, Goal(1000, 500)) is None
+
+
+def test_of_plans_with_equal_workers_the_one_with_fewer_bytes_is_cheaper() -> None:
+    outcomes: dict[Candidate, Outcome] = {
+        candidate(1, 2): measurement(at_load=at_load(60)),
+        candidate(1, 1): measurement(worker_mib=300, at_load=at_load(60)),
+    }
+    found = choose(outcomes, Goal(600, 5))
+    assert found is not None
+    assert found.candidate == candidate(1, 1)
+
+
+def test_an_slo_alone_finds_the_most_requests_within_it() -> None:
+    outcomes: dict[Candidate, Outcome] = {
+        candidate(1): measurement((50, 60, 100, 200)),
+        candidate(2): measurement((150, 155, 160, 170)),
+    }
+    fast, slow = choose(outcomes, Goal(120)), choose(outcomes, Goal(600))
+    assert fast is not None
+    assert slow is not None
+    assert (fast.candidate, slow.candidate) == (candidate(1), candidate(2))
+    assert fast.reason.startswith(f"holds an average of 120 ms up to {MAX_STABLE_SHARE * 40:.1f} requests/s")
+    barely = choose(outcomes, Goal(55))
+    assert barely is not None
+    assert barely.reason.startswith("holds an average of 55 ms up to 20.0 requests/s")
+    assert choose(outcomes, Goal(30)) is None
+
+
+def test_a_load_alone_finds_the_lowest_latency() -> None:
+    outcomes: dict[Candidate, Outcome] = {
+        candidate(1): measurement((50, 60, 100, 200), at_load=at_load(90)),
+        candidate(2): measurement((70, 72, 80, 100), at_load=at_load(75)),
+    }
+    for qps, workers in ((5, 2), (35, 2)):
+        found = choose(outcomes, Goal(qps=qps))
+        assert found is not None
+        assert found.candidate == candidate(workers)
+    outcomes[candidate(2)] = measurement((70, 72, 80, 100), at_load=at_load(91))
+    found = choose(outcomes, Goal(qps=5))
+    assert found is not None
+    assert found.candidate == candidate(1)
+    assert found.reason.startswith("measured average 90 ms at 5 requests/s")
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(1, [1, 2]), (2, [1, 2, 4]), (6, [1, 2, 4, 8, 12]), (0, [1, 2, 4])])
+def test_worker_counts(cores: int, counts: list[int]) -> None:
+    assert space(cores).worker_counts() == counts
