@@ -26,8 +26,7 @@ from gateway.api.schema import AutocompleteResponse, SentenceEvent, TokenEvent, 
 from gateway.generation.request import RequestContext
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.selection import SelectionResult, Suggestion
-from gateway.generation.started_request import StartedRequest
-from gateway.generation.suggestions import TextDelta
+from gateway.generation.suggestions import StartedRequest, TextDelta
 from shared.errors import Problem, Superseded, UnknownModel
 
 _encode = msgspec.json.Encoder().encode

@@ -23,7 +23,7 @@ from gateway.generation.failures import are_rejections, no_completion_error
 from gateway.generation.request import GenerationSpec, cut_suffix
 from gateway.generation.request_starter import Caller, RequestStarter
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
-from gateway.generation.started_request import StartedRequest
+from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.errors import invalid_field
 from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction

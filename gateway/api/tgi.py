@@ -39,7 +39,7 @@ from gateway.api.tgi_schema import (
 )
 from gateway.generation.request_starter import Caller, RequestStarter
 from gateway.generation.selection import SelectionResult
-from gateway.generation.started_request import StartedRequest
+from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
 from gateway.pool.tokenizing import PoolTokenizer

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.pool.revision_pin import RevisionPin
+from gateway.pool.placement import RevisionPin
 from gateway.waiting.cancellation import Cancellation
 from shared.protocol import MAX_SEED, Done, Group, Prediction, Sampling, Token
 from shared.time_margins import MARGINS

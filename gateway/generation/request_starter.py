@@ -17,7 +17,7 @@ from gateway.generation.fanout import Fanout
 from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.sessions import Sessions
-from gateway.generation.started_request import StartedRequest
+from gateway.generation.suggestions import StartedRequest
 from gateway.pool.models import ServedModels
 from gateway.pool.quota import OwnerQuota
 from gateway.waiting.cancellation import Cancelling

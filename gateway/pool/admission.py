@@ -18,11 +18,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.pool.affinity import DocumentAffinity
 from gateway.pool.models import ServedModels
 from gateway.pool.owner_shares import OwnerShares
-from gateway.pool.placement import place_on_one_revision
-from gateway.pool.revision_pin import RevisionPin
+from gateway.pool.placement import DocumentAffinity, RevisionPin, place_on_one_revision
 from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
 from gateway.waiting.cancellation import Cancelling
 from gateway.waiting.fair_queue import Line, line_of

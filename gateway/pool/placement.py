@@ -1,4 +1,4 @@
-"""Placement: which slots the branches of a request go to. Pure functions of slots' entries; knows no lock and no HTTP.
+"""Placement: which slots the branches of a request go to. Functions of slots' entries; knows no lock and no HTTP.
 
 A slot's load is its branches in flight times its measured time per token. A slot that is twice as slow has the same
 load with half the work, so unequal GPUs get unequal shares.
@@ -16,13 +16,57 @@ Three policies; the figures are times of GPT-2 small's linear layers on two core
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from gateway.pool.slot_table import Entry
 from shared.setting_values import Placement
 
 # Document affinity holds while the load of the slot with the cached prompt is at most this multiple of the lowest.
 MAX_AFFINITY_LOAD_RATIO = 2.0
+# Documents remembered before the least recently used is dropped. A dropped one may be placed on another slot, which
+# then computes its prompt once more.
+MAX_DOCUMENTS = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class RevisionPin:
+    """The weights that the branches of one request share.
+
+    The first reservation of the request fixes `revision`. It is free again when no branch runs and none has given
+    output: the request can then start again with other weights. `Admission` alone writes the first two, under its lock.
+
+    Attributes:
+        revision: value of `State.revision`. None if it is not fixed yet.
+        num_running: branches that hold room in a slot.
+        has_output: a branch has given text or a result, so that the revision is final.
+    """
+
+    revision: str | None = None
+    num_running: int = 0
+    has_output: bool = False
+
+
+class DocumentAffinity:
+    """Which slot served a document last, and so has its prompt in the prefix cache: a map with least-recently-used
+    eviction. A document is a number that the caller derives."""
+
+    def __init__(self, max_documents: int = MAX_DOCUMENTS) -> None:
+        self._max_documents = max_documents
+        self._slots: OrderedDict[int, int] = OrderedDict()
+
+    def slot_of(self, document: int | None) -> int | None:
+        return None if document is None else self._slots.get(document)
+
+    def remember(self, document: int | None, slot: int) -> None:
+        """Note that a slot serves this document. `None`, a request without a document, is ignored."""
+        if document is None:
+            return
+        self._slots[document] = slot
+        self._slots.move_to_end(document)
+        if len(self._slots) > self._max_documents:
+            self._slots.popitem(last=False)
 
 
 def place(

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.pool import owner_shares
 from gateway.pool.admission import Admission
-from gateway.pool.revision_pin import RevisionPin
+from gateway.pool.placement import RevisionPin
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded
 from shared.protocol import State
 from tests.gateway.pool.reservations import WARM, Waiting, make, soon

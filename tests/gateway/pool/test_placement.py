@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.pool.placement import largest_wave, place, place_on_one_revision
+from gateway.pool.placement import DocumentAffinity, largest_wave, place, place_on_one_revision
 from gateway.pool.slot_table import Entry
 from shared.plan import Slot
 from shared.protocol import State
@@ -71,3 +71,18 @@ def test_of_several_revisions_the_one_with_the_larger_wave_or_the_lower_load_is_
     assert sorted(place_on_one_revision(groups, 8, "auto") or []) == [1, 1, 1, 1, 2, 2, 2, 2]
     assert place_on_one_revision([[entry(0, 2)], [entry(1, 1)]], 1, "auto") == [1]
     assert place_on_one_revision([[entry(0, 2, ms=1)], [entry(1, 1, ms=4)]], 1, "auto") == [0]
+
+
+def test_requests_without_a_document_have_no_slot() -> None:
+    affinity = DocumentAffinity()
+    affinity.remember(None, 1)
+    assert affinity.slot_of(None) is None
+
+
+def test_the_least_recently_used_document_is_forgotten() -> None:
+    affinity = DocumentAffinity(max_documents=2)
+    affinity.remember(1, 0)
+    affinity.remember(2, 0)
+    affinity.remember(1, 1)
+    affinity.remember(3, 0)
+    assert [affinity.slot_of(document) for document in (1, 2, 3)] == [1, None, 0]
