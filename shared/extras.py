@@ -66,9 +66,7 @@ def repair_command() -> str:
 
 def _build_image(argument: str) -> str:
     """The command that builds another image, in a checkout."""
-    return shlex.join(
-        ["docker", "build", "-f", "deploy/packaging/Dockerfile", "-t", "tercet", "--build-arg", argument, "."]
-    )
+    return f"docker build -f deploy/packaging/Dockerfile -t tercet --build-arg {shlex.quote(argument)} ."
 
 
 def _is_image() -> bool:

@@ -1,7 +1,6 @@
 """Refuses a GPU that this process's torch cannot use, before anything is loaded on it, by naming what to install.
 
-Knows torch's own answers. `shared.gpu_builds` has the tables; `deploy.tuning.gpus` asks the driver before a worker
-starts.
+Knows torch's own answers. `shared.gpu_builds` has the tables; `deploy.tuning.gpus` asks the driver before a start.
 """
 
 from __future__ import annotations

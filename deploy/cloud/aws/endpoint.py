@@ -1,7 +1,6 @@
 """The life of a SageMaker endpoint: created or updated, waited for, invoked, and removed with all that belongs to it.
 
-`deploy.cloud.aws.requests` says what is wanted. Everything made here has a tag, and only what has it is changed or
-removed.
+`deploy.cloud.aws.requests` says what is wanted. Everything made here has a tag; only what has it is changed or removed.
 """
 
 from __future__ import annotations

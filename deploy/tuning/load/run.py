@@ -19,16 +19,13 @@ from deploy.tuning.load.machine import Clock, Machine, command_line, describe, v
 BUSY_SHARE = 0.05
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 class Document(msgspec.Struct, kw_only=True):
     """The result of one run. Each figure's unit is in its name, or in a field next to it."""
 
     bench: str
     command: str = msgspec.field(default_factory=command_line)
-    started_at: str = msgspec.field(default_factory=_now)  # ISO 8601, UTC
+    # ISO 8601, UTC.
+    started_at: str = msgspec.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     elapsed_s: float = 0.0
     is_quick: bool  # too few repetitions to quote
     machine: Machine = msgspec.field(default_factory=describe)
