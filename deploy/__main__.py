@@ -1,5 +1,5 @@
 """`python -m deploy` is `tercet`."""
 
-from deploy.command_line.cli import main
+from deploy.cli import main
 
 main()

@@ -45,7 +45,7 @@ def test_importing_what_needs_no_model_leaves_torch_unimported(module: str) -> N
 def test_the_command_line_imports_no_model_library_and_serve_no_other_command() -> None:
     """`tercet serve` runs as long as the server; what it imports stays in memory."""
     code = (
-        "import sys, typer; from deploy.command_line.cli import COMMANDS, cli; group = typer.main.get_command(cli)\n"
+        "import sys, typer; from deploy.cli import COMMANDS, cli; group = typer.main.get_command(cli)\n"
         "def modules(name): return {COMMANDS[name].partition(':')[0]}\n"
         "others = set().union(*map(modules, COMMANDS)) - modules('serve')\n"
         "assert not others & {*sys.modules}\n"

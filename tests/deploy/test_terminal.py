@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from deploy.command_line import cli
+from deploy import cli
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
 from tests.deploy.command_line.test_cli import tercet

@@ -372,10 +372,7 @@ def test_no_text_of_a_document_is_logged_nor_shown(tercet: SharedServer) -> None
 
 
 def test_without_pygls_the_command_that_installs_it_is_printed(tercet: SharedServer) -> None:
-    code = (
-        "import sys; sys.modules['pygls'] = None; sys.argv = ['tercet', 'lsp']\n"
-        "from deploy.command_line.cli import main; main()"
-    )
+    code = "import sys; sys.modules['pygls'] = None; sys.argv = ['tercet', 'lsp']\nfrom deploy.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.sub(r"\s+", " ", done.stderr).endswith(f"not installed: {install_command('lsp')} ")
@@ -383,7 +380,7 @@ def test_without_pygls_the_command_that_installs_it_is_printed(tercet: SharedSer
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, deploy.command_line.cli, deploy.clients.lsp.lsp_command, deploy.clients.lsp.server\n"
+        "import sys, deploy.cli, deploy.clients.lsp.lsp_command, deploy.clients.lsp.server\n"
         "assert not {'torch', 'transformers', 'numpy', 'tokenizers', 'gunicorn', 'falcon'} & {*sys.modules}"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

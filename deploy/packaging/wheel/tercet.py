@@ -17,6 +17,6 @@ def main() -> None:
     """Run the command line with the arguments of this process."""
     if _APP.is_dir():
         sys.path.insert(0, str(_APP))
-    from deploy.command_line.cli import main as run  # only now is it on the path
+    from deploy.cli import main as run  # only now is it on the path
 
     run()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from deploy.command_line.cli import cli
+from deploy.cli import cli
 from shared.errors import StartError
 from shared.settings import Settings
 from tests.e2e.harness import ROOT, until
