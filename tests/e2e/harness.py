@@ -199,6 +199,15 @@ class Tercet:
         return roles
 
 
+def run_alone(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run `tercet` without any setting but these."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    command = [*TERCET, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=own | environ, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 class Gunicorn(Tercet):
     """One of the two pools, started by plain gunicorn, without a supervisor."""
 

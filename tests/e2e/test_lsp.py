@@ -178,24 +178,6 @@ def slow_client(slow: SharedServer) -> Iterator[LspClient]:
         yield client
 
 
-def test_a_newer_request_supersedes_the_older_in_the_same_document(slow_client: LspClient, slow: SharedServer) -> None:
-    superseded = 'tercet_requests_total{route="/autocomplete",status="409"}'
-    before = metric(slow, superseded)
-    slow_client.open(OPENING)
-    older = slow_client.start_inline(0, len(OPENING), is_asked=True)
-    until(lambda: in_flight(slow), 10, "the request in the engine")
-    slow_client.change(f"{OPENING}a")
-    assert slow_client.inline(0, len(OPENING) + 1, is_asked=True)
-    assert slow_client.answer(older)["result"] is None
-    assert metric(slow, superseded) - before == 1
-    # Of another document: both are answered.
-    slow_client.open(OPENING, uri="file:///other.md")
-    first = slow_client.start_inline(0, len(OPENING) + 1, is_asked=True)
-    assert slow_client.inline(0, len(OPENING), is_asked=True, uri="file:///other.md")
-    assert slow_client.answer(first)["result"]
-    assert slow_client.shown == []
-
-
 def test_requests_in_quick_succession_end_with_the_answer_to_the_last(connect: Callable[..., LspClient]) -> None:
     """They go by several connections, so an older one may reach the server last, and supersede the newest."""
     client = connect(NEOVIM)
@@ -233,13 +215,6 @@ def test_an_absent_server_is_reported_once_until_it_answers(
     client.settings = {"url": tercet.url}
     client.notify("workspace/didChangeConfiguration", {"settings": None})
     assert client.inline(0, len(OPENING), is_asked=True)
-    assert len(client.shown) == 1
-
-
-def test_another_server_than_tercet_is_named(connect: Callable[..., LspClient], tercet: SharedServer) -> None:
-    client = connect(NEOVIM, settings={"url": f"{tercet.url}/static/"})
-    client.open(OPENING)
-    assert client.inline(0, len(OPENING)) is None
     assert len(client.shown) == 1
 
 

@@ -78,7 +78,8 @@ def test_a_number_at_the_edge_of_its_type_is_used_or_refused_by_name(tercet: Ter
             if path in {"/", "/generate_stream"}:  # their schema is that of /generate
                 continue
             for field in fields:
-                for number in field.values:
+                # The gateway refuses the others: tests/gateway/api/test_bounds.py.
+                for number in (*field.valid_values, "1e400", "NaN"):
                     check(tercet, path, body, {field: number})
 
 
@@ -91,7 +92,7 @@ def test_numbers_at_the_edges_of_their_types_go_together(tercet: Tercet) -> None
         )
         return st.lists(each, min_size=2, max_size=4).map(dict)
 
-    @settings(max_examples=400, derandomize=True, deadline=None, database=None)
+    @settings(max_examples=150, derandomize=True, deadline=None, database=None)
     @given(
         st.sampled_from(found).flatmap(lambda route: st.tuples(st.just(route), numbers(route[2]))),
         st.sampled_from(MODES),

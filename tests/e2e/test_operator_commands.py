@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
-from tests.e2e.harness import ROOT, START_S, TERCET, Tercet, running, serving, until
+from tests.e2e.harness import START_S, Tercet, run_alone, running, serving, until
 from tests.e2e.remote_pool import Workers
 from tests.e2e.shared_servers import SharedServer
 from tests.tls import Certificate
-
-
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run `tercet` without any setting but these."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
-    command = [*TERCET, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=own | environ, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 def address(tercet: Tercet) -> dict[str, str]:
@@ -28,10 +17,10 @@ def address(tercet: Tercet) -> dict[str, str]:
 
 
 def test_health_follows_the_address(tercet: SharedServer) -> None:
-    done = run("health", **address(tercet))
+    done = run_alone("health", **address(tercet))
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ready", "")
-    assert run("health", "--live", **address(tercet)).stdout.strip() == "live"
-    done = run("health", TERCET_BIND="127.0.0.1:9", TERCET_RUN_DIR=tercet.environ["TERCET_RUN_DIR"] + "-other")
+    assert run_alone("health", "--live", **address(tercet)).stdout.strip() == "live"
+    done = run_alone("health", TERCET_BIND="127.0.0.1:9", TERCET_RUN_DIR=tercet.environ["TERCET_RUN_DIR"] + "-other")
     assert done.returncode == 1
     assert "The gateway does not answer at http://127.0.0.1:9" in " ".join(done.stderr.split())
 
@@ -41,21 +30,21 @@ def test_health_and_complete_follow_tls_and_say_what_they_lack(tmp_path: Path) -
     tls = {f"TERCET_{name.upper()}": value for name, value in certificate.settings.items()}
     wrong = {"TERCET_TLS_CERT": str(other.cert), "TERCET_TLS_KEY": str(other.key)}
     with running(tmp_path / "t", certificate) as tercet:
-        assert run("health", **address(tercet), **tls).returncode == 0
-        assert run("complete", "The sea", **address(tercet), **tls).returncode == 0
+        assert run_alone("health", **address(tercet), **tls).returncode == 0
+        assert run_alone("complete", "The sea", **address(tercet), **tls).returncode == 0
         for command in (("health",), ("health", "--live"), ("complete", "The sea")):
-            done = run(*command, **address(tercet))
+            done = run_alone(*command, **address(tercet))
             assert done.returncode == 1
             assert "serves HTTPS: set TERCET_TLS_CERT" in done.stderr
-            assert "another certificate than TERCET_TLS_CERT" in run(*command, **address(tercet), **wrong).stderr
+            assert "another certificate than TERCET_TLS_CERT" in run_alone(*command, **address(tercet), **wrong).stderr
 
 
 def test_health_of_an_instance_that_cannot_load_says_so(tmp_path: Path) -> None:
     tercet = Tercet(tmp_path / "t", test_load_faults="0=device")
     tercet.start()
     try:
-        until(lambda: run("health", "--live", **address(tercet)).returncode == 0, START_S, "the gateway answers")
-        done = run("health", **address(tercet))
+        until(lambda: run_alone("health", "--live", **address(tercet)).returncode == 0, START_S, "the gateway answers")
+        done = run_alone("health", **address(tercet))
         assert done.returncode == 1
         assert re.search(r"is not ready \(starting\): slot 0 \w+", " ".join(done.stderr.split()))
     finally:
@@ -63,16 +52,6 @@ def test_health_of_an_instance_that_cannot_load_says_so(tmp_path: Path) -> None:
         tercet.process.wait(60)
 
 
-def test_health_asks_the_workers_where_only_they_run(tmp_path: Path) -> None:
+def test_health_asks_the_workers_where_only_they_run_alone(tmp_path: Path) -> None:
     with serving(Workers(tmp_path / "t", 1)) as workers:
-        assert run("health", **address(workers)).stdout.strip() == "ready"
-
-
-def test_reload_needs_no_setting_but_the_run_directory(tmp_path: Path) -> None:
-    with running(tmp_path / "t", models="embedded*2", max_batch="6") as tercet:
-        before = {slot["pid"] for slot in tercet.wait_until_warm()}
-        done = run("reload", TERCET_RUN_DIR=tercet.environ["TERCET_RUN_DIR"])
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert before.isdisjoint({slot["pid"] for slot in tercet.wait_until_warm()})
-        tercet.process.send_signal(signal.SIGTERM)
-        assert tercet.process.wait(60) == 0
+        assert run_alone("health", **address(workers)).stdout.strip() == "ready"

@@ -58,16 +58,11 @@ def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) 
     assert last == 200
 
 
-def test_a_body_in_chunks_is_invoked(container: Container) -> None:
-    pieces = (b'{"input": ', json.dumps(PROMPT).encode(), b"}")
-    assert len(container.client.post("/invocations", content=iter(pieces)).json()["output"]) == 3
-
-
 def test_a_number_at_the_edge_of_its_type_is_used_or_refused_by_name(container: Container) -> None:
     (schema,), components = msgspec.json.schema_components([JumpStartRequest])
     body = {"text_inputs": PROMPT, "stop": ["e", "a", "o", "i"], "do_sample": True}
     for field in numeric_fields(schema, components):
-        for number in field.values:
+        for number in (*field.valid_values, "1e400", "NaN"):
             content = written(body, {field: number})
             answer = container.client.post("/invocations", content=content)
             assert answer.status_code < 500, (content, answer.text)

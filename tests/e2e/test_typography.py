@@ -18,11 +18,7 @@ plain = Typography(PLAIN).plain
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"temperature": 0},
-        {"strategy": "predict"},
         {"suffix": " and gone,” he said."},
-        {"familiar_only": True, "length": 40},
         {"clean": False},
         {"explain": 2},
         {"stop": ["”"]},

@@ -26,11 +26,6 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
         yield pool
 
 
-def test_the_state_counts_gateways(workers: Workers) -> None:
-    with workers.tcp() as tcp, tcp.stream("GET", "/state") as stream:
-        assert '"num_gateways":1' in next(stream.iter_lines())
-
-
 @pytest.mark.parametrize("key", [None, "x" * 64])
 def test_only_probes_need_no_key(workers: Workers, key: str | None) -> None:
     with workers.tcp(key=key) as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,47 +13,10 @@ from tests.e2e.harness import ROOT, Tercet
 
 OPENING = "The old man looked at the sea and"
 PAGE = (ROOT / "workers" / "checkpoints" / "page.txt").read_text()
-SENTENCES = textwrap.wrap(PAGE, 50)
-
-
-def greedy(tercet: Tercet, context: str, length: int = 10) -> str:
-    value: str = tercet.ask(context, temperature=0, n_samples=1, length=length)["sentences"][0]["value"]
-    return value
 
 
 def texts(answer: dict[str, Any]) -> list[str]:
     return [sentence["value"] for sentence in answer["sentences"]]
-
-
-def test_every_position_in_a_sentence_can_be_completed(tercet: Tercet) -> None:
-    """Fifty sentences, half of them the model's own. If the completion from before a word starts with the typed part of
-    that word, the completion from inside the word is its rest."""
-    own = [sentence[:25].rsplit(" ", 1)[0] for sentence in SENTENCES[:25]]
-    with ThreadPoolExecutor(8) as pool:
-        written = list(pool.map(lambda opening: greedy(tercet, opening, 8), own))
-        sentences = [opening + text for opening, text in zip(own, written, strict=True)] + SENTENCES[25:50]
-        assert len(sentences) == 50
-        heads = {
-            (sentence, start)
-            for sentence in sentences
-            for start in [found.start() for found in re.finditer(r"(?<=\w)(?= \w)", sentence)]
-        }
-        free = dict(zip(heads, pool.map(lambda head: greedy(tercet, head[0][: head[1]]), heads), strict=True))
-        splits = [
-            (sentence, start, split)
-            for sentence, start in heads
-            for split in range(start + 1, start + 1 + len(re.match(r" \w+", sentence[start:])[0]))  # type: ignore[index]
-        ]
-        healed = list(pool.map(lambda split: greedy(tercet, split[0][: split[2]]), splits))
-    num_compared = 0
-    for (sentence, start, split), text in zip(splits, healed, strict=True):
-        typed, whole = sentence[start:split], free[sentence, start]
-        if whole.startswith(typed):
-            rest = whole[len(typed) :]
-            assert rest.startswith(text) or text.startswith(rest), (sentence[:split], rest, text)
-            num_compared += 1
-    print(f"{len(splits)} places, {num_compared} compared")
-    assert num_compared > 300
 
 
 def contexts(number: int) -> list[str]:
