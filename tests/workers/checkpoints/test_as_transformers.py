@@ -306,21 +306,28 @@ def rewrite(directory: Path, change: Callable[[str], str]) -> None:
     save_file({change(name): tensor for name, tensor in weights.items()}, directory / WEIGHTS)
 
 
-WRAPPED: dict[str, Callable[[str], str]] = {
-    "compiled": lambda name: f"_orig_mod.{name}",
-    "parallel": lambda name: f"module.{name}",
-    "parallel and compiled": lambda name: f"module._orig_mod.{name}",
-    "compiled and parallel": lambda name: f"_orig_mod.module.{name}",
-    "layers compiled": lambda name: name.replace(".1.", ".1._orig_mod."),
-    "merged by peft": lambda name: f"module.base_model.model.{name}",
+# As transformers, peft and wrappers of models name weights.
+NAMED: dict[str, tuple[str, Callable[[str], str]]] = {
+    "compiled": ("gpt2", lambda name: f"_orig_mod.{name}"),
+    "parallel": ("qwen3", lambda name: f"module.{name}"),
+    "parallel and compiled": ("llama", lambda name: f"module._orig_mod.{name}"),
+    "compiled and parallel": ("gpt2", lambda name: f"_orig_mod.module.{name}"),
+    "layers compiled": ("qwen3", lambda name: name.replace(".1.", ".1._orig_mod.")),
+    "merged by peft": ("llama", lambda name: f"module.base_model.model.{name}"),
+    "peft's of GPT-2": ("gpt2", lambda name: f"base_model.model.{name}"),
+    "no prefix": ("llama", lambda name: name.removeprefix("model.")),
+    "no prefix of GPT-2": ("gpt2", lambda name: name.removeprefix("transformer.")),
+    "another of GPT-2": ("gpt2", lambda name: name.replace("transformer.", "model.")),
 }
 
 
-@pytest.mark.parametrize(("case", "shape"), [*zip(WRAPPED, 2 * ["gpt2", "qwen3", "llama"], strict=True)])
-def test_what_wrappers_put_before_names_is_left_out(case: str, shape: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "change"), NAMED.values(), ids=NAMED)
+def test_what_stands_before_names_of_weights_is_left_out(
+    shape: str, change: Callable[[str], str], tmp_path: Path
+) -> None:
     save(tmp_path / "plain", shape)
     shutil.copytree(tmp_path / "plain", tmp_path / "wrapped")
-    rewrite(tmp_path / "wrapped", WRAPPED[case])
+    rewrite(tmp_path / "wrapped", change)
     resolve("x", str(tmp_path / "wrapped"))
     found = answer(load_model(tmp_path / "wrapped", dtype="fp32"), "The old man")
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "plain")

@@ -7,9 +7,7 @@ huggingface_hub itself, in the child process that `resolve` starts.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,17 +16,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-import torch
-from safetensors.numpy import save_file
 
 from shared.weights import weights_digest
 from tests.workers.checkpoints.hub_server import COMMIT, Hub
-from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
+from tests.workers.checkpoints.small_checkpoints import CONFIG, write
 from tests.workers.helpers import ROOT, run_python
 from workers.checkpoints.child_process import NotDelivered
 from workers.checkpoints.resolve import EMBEDDED_SHA256, CheckpointError, resolve
@@ -72,28 +67,6 @@ def test_directory(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = resolve("legal", source.format(directory))
     assert (found.name, found.directory, found.source) == ("legal", str(directory), "directory")
     assert (found.warning, found.n_ctx, found.vocab_size) == (None, 32, 8192)
-
-
-def test_directory_in_older_and_larger_layouts(tmp_path: Path) -> None:
-    """n_ctx for n_positions, vocab.json for tokenizer.json, prefixed names, several weight files."""
-    directory = write(tmp_path, {**{k: v for k, v in CONFIG.items() if k != "n_positions"}, "n_ctx": 32})
-    tokenizer = json.loads((directory / "tokenizer.json").read_text())
-    (directory / "tokenizer.json").unlink()
-    (directory / "vocab.json").write_text(json.dumps(tokenizer["model"]["vocab"]))
-    (directory / "merges.txt").write_text("#version: 0.2\n")
-    (directory / "model.safetensors").unlink()
-    halves: dict[str, dict[str, Any]] = {"model-1-of-2.safetensors": {}, "model-2-of-2.safetensors": {}}
-    for name, value in weights().items():
-        halves[f"model-{1 + ('.1.' in name)}-of-2.safetensors"][f"transformer.{name}"] = value
-    for file, half in halves.items():
-        save_file(half, directory / file)
-    index = {"weight_map": {name: file for file, half in halves.items() for name in half}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert resolve("old", str(directory)).n_ctx == 32
-
-    (directory / "model-2-of-2.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model-2-of-2\.safetensors.* is missing"):
-        resolve("old", str(directory))
 
 
 def _make_file(directory: Path) -> None:
@@ -167,6 +140,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "header cannot be read",
     ),
     "no vocabulary": (lambda d: (d / "tokenizer.json").write_text("{}"), "not a byte-level BPE"),
+    "a shard is missing": (
+        lambda d: (
+            (d / "model.safetensors")
+            .rename(d / "model.safetensors.index.json")
+            .write_text('{"weight_map": {"wte.weight": "a.safetensors"}}')
+        ),
+        r"a\.safetensors.* is missing",
+    ),
     "files elsewhere": (
         lambda d: (
             (d / "model.safetensors")
@@ -187,21 +168,6 @@ def test_a_directory_that_is_refused(case: str, tmp_path: Path) -> None:
         resolve("bad", str(directory))
     assert str(directory) in str(caught.value)
     assert str(caught.value).endswith(".")
-
-
-def test_a_pickle_is_refused_with_a_command_that_converts_it(tmp_path: Path) -> None:
-    directory = write(tmp_path / "legal")
-    state = {f"transformer.{name}": torch.from_numpy(value) for name, value in weights().items()}
-    torch.save(state, directory / "pytorch_model.bin")
-    (directory / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"only as a pickle \(pytorch_model\.bin\)") as caught:
-        resolve("legal", str(directory))
-    found = re.search(r"convert it with (.*) and serve the directory \./(\S+)\.$", str(caught.value))
-    assert found is not None
-    command, converted = found.groups()
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
-    subprocess.run(shlex.split(command), cwd=tmp_path, env=environ, check=True, capture_output=True)
-    assert resolve("legal", str(tmp_path / converted)).n_ctx == 32
 
 
 # The hub -----------------------------------------------------------------------------------------
@@ -264,21 +230,6 @@ def test_a_revision_that_the_hub_lacks_is_refused_by_its_name(hub: Hub) -> None:
         resolve("tiny", "org/tiny@v9")
     with pytest.raises(CheckpointError, match="names no revision after the @"):
         resolve("tiny", "org/tiny@")
-
-
-def test_a_killed_download_is_not_used(hub: Hub) -> None:
-    hub.stalled = "model.safetensors"
-    code = "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
-        assert hub.has_stalled.wait(20)
-        (child,) = psutil.Process(process.pid).children()
-        process.send_signal(signal.SIGKILL)
-    child.wait(10)  # it ends with its parent
-    hub.may_continue.set()
-    hub.stalled = None
-    found = resolve("tiny", "org/tiny")
-    whole = len(hub.repositories["org/tiny"]["model.safetensors"])
-    assert (Path(found.directory) / "model.safetensors").stat().st_size == whole
 
 
 def test_a_file_without_end_is_refused_a_tenth_beyond_its_size(hub: Hub, tmp_path: Path) -> None:

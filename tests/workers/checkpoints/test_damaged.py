@@ -23,6 +23,7 @@ RUBBISH = (
     *("[]", "{}", "[null]", '[["x"]]', '{"x": {}}', "[" * 3000 + "]" * 3000, "", "{"),
 )
 PLACE = "@place@"
+SHARD = "model-00001-of-00001.safetensors"
 Tree = Any
 
 
@@ -83,46 +84,42 @@ def write_header(path: Path, header: str, data: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def test_a_config_with_rubbish(checkpoint: Path) -> None:
-    config = {**CONFIG, "eos_token_id": [1], "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
-    for text in spoiled(config):
-        (checkpoint / "config.json").write_text(text)
-        answer(checkpoint)
+FAMILY = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 16,
+    "max_position_embeddings": 64,
+    "head_dim": 4,
+    "vocab_size": 8192,
+    "rope_theta": 10000.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "layer_types": ["full_attention"],
+}
+TREES: list[tuple[str, Tree]] = [
+    ("config.json", {**CONFIG, "eos_token_id": [1], "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}),
+    *(("config.json", {"model_type": name, **FAMILY}) for name in ("llama", "qwen2", "qwen3")),
+    ("generation_config.json", {"eos_token_id": [1, 2]}),
+    (INDEX, {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(), SHARD)}),
+]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_a_config_of_another_architecture_with_rubbish(checkpoint: Path, architecture: str) -> None:
-    config = {
-        "model_type": architecture,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 16,
-        "max_position_embeddings": 64,
-        "head_dim": 4,
-        "vocab_size": 8192,
-        "rope_theta": 10000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "layer_types": ["full_attention"],
-    }
-    for text in spoiled(config):
-        (checkpoint / "config.json").write_text(text)
-        answer(checkpoint)
-
-
-def test_a_generation_config_with_rubbish(checkpoint: Path) -> None:
-    for text in spoiled({"eos_token_id": [1, 2]}):
-        (checkpoint / "generation_config.json").write_text(text)
+@pytest.mark.parametrize(("name", "tree"), TREES)
+def test_a_file_with_rubbish(checkpoint: Path, name: str, tree: Tree) -> None:
+    if name == INDEX:
+        (checkpoint / WHOLE).rename(checkpoint / SHARD)
+    for text in spoiled(tree):
+        (checkpoint / name).write_text(text)
         answer(checkpoint)
 
 
@@ -158,12 +155,8 @@ def test_a_header_of_megabytes_is_refused_unread(checkpoint: Path) -> None:
         inspect(checkpoint)
 
 
-def test_an_index_with_rubbish(checkpoint: Path) -> None:
-    (checkpoint / WHOLE).rename(checkpoint / "model-00001-of-00001.safetensors")
-    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(), "model-00001-of-00001.safetensors")}
-    for text in spoiled(index):
-        (checkpoint / INDEX).write_text(text)
-        answer(checkpoint)
+def test_an_index_that_names_no_file_of_the_directory(checkpoint: Path) -> None:
+    (checkpoint / WHOLE).rename(checkpoint / SHARD)
     for name in ("..", ".", "", "a/b", "/etc/passwd", "x" * 300, "a\0b"):
         (checkpoint / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights(), name)}))
         assert answer(checkpoint) is not None

@@ -67,22 +67,6 @@ def test_16_bit_weights(dtype: torch.dtype, tmp_path: Path) -> None:
     assert resolve("x", str(tmp_path)).n_ctx == 128
 
 
-PREFIXES: dict[str, tuple[str, Callable[[str], str]]] = {
-    "none": ("llama", lambda name: name.removeprefix("model.")),
-    "peft's": ("llama", lambda name: f"base_model.model.{name}"),
-    "none of GPT-2": ("gpt2", lambda name: name.removeprefix("transformer.")),
-    "peft's of GPT-2": ("gpt2", lambda name: f"base_model.model.{name}"),
-    "another of GPT-2": ("gpt2", lambda name: name.replace("transformer.", "model.")),
-}
-
-
-@pytest.mark.parametrize("case", PREFIXES)
-def test_names_of_weights_with_other_prefixes(case: str, tmp_path: Path) -> None:
-    architecture, new_name = PREFIXES[case]
-    rename(save(tmp_path, architecture), new_name)
-    assert resolve("x", str(tmp_path)).vocab_size == 8192
-
-
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_the_head_alone_stands_for_a_tied_embedding(architecture: str, tmp_path: Path) -> None:
     save(tmp_path, architecture, tie_word_embeddings=True)
@@ -223,11 +207,6 @@ def test_without_transformers_a_pickle_is_converted_elsewhere(tmp_path: Path, mo
     words = r"where transformers is installed \(pip install .*\), convert it with python3 -c"
     with pytest.raises(CheckpointError, match=words):
         resolve("legal", str(directory))
-
-
-def test_a_config_of_2019_is_a_gpt2s(tmp_path: Path) -> None:
-    directory = write(tmp_path, {key: value for key, value in CONFIG.items() if key != "model_type"})
-    assert resolve("legal", str(directory)).n_ctx == 32
 
 
 def test_a_repository_of_gguf_files_says_how_to_serve_one(tmp_path: Path) -> None:
