@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from tests.workers.helpers import EMBEDDED
 from tests.workers.slots import HANGUPS, warm_service
 from workers.app import SlotApp
+from workers.service import SlotService
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,10 @@ def reference() -> Any:
 @pytest.fixture(scope="module")
 def reference_tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(EMBEDDED)
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[SlotService]:
+    """In int8, as it is served by default."""
+    with warm_service(max_batch=10, dtype="int8") as service:
+        yield service

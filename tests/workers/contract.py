@@ -1,6 +1,6 @@
 """What every endpoint of the internal protocol must do, whatever is behind it: one worker, or a cluster's proxy.
 
-`ProtocolContract` is subclassed where an endpoint is made (its fixture `endpoint`). All workers behind it have the
+A contract is subclassed where an endpoint is made (its fixture `endpoint`). All workers behind it have the
 embedded checkpoint in fp32, and each decode step takes `STEP_MS` or more.
 """
 
@@ -33,6 +33,11 @@ INVALID = [
     ('{"prompt_ids": [8192]}', 422, "invalid_request", "8191"),
     ('{"prompt_ids": [1], "sampling": {"max_new_tokens": 1024}}', 422, "prompt_too_long", "1024"),
     ('{"prompt": "a", "sampling": {"stop": [""]}}', 422, "invalid_request", "stop string"),
+    ('{"prompt": "a", "prompt_ids": [1]}', 422, "invalid_request", "one of prompt and prompt_ids"),
+    ('{"prompt": "a", "logprobs": 21}', 422, "invalid_request", "logprobs"),
+    ('{"prompt": "a", "sampling": {"frequency_penalty": 2.5}}', 422, "invalid_request", "sampling"),
+    ('{"prompt": "a", "sampling": {"logit_bias": [[8192, 1.0]]}}', 422, "invalid_request", "logit_bias"),
+    ('{"prompt": "a", "sampling": {"logit_bias": [[3, 101.0]]}}', 422, "invalid_request", "logit_bias"),
 ]
 
 
@@ -41,7 +46,7 @@ class Endpoint:
     """Where the protocol is spoken: a URL, the pool's keys in the order of their file, and a client."""
 
     url: str
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] = ("",)
     client: httpx.Client = field(default_factory=lambda: httpx.Client(trust_env=False, timeout=PATIENCE_S))
 
     def headers(self, **headers: str) -> dict[str, str]:
@@ -96,8 +101,8 @@ def problem(response: httpx.Response) -> dict[str, Any]:
     return body
 
 
-class ProtocolContract:
-    """A subclass has the fixture `endpoint`."""
+class SlotContract:
+    """Of a slot's app too, which any local process may use. A subclass has the fixture `endpoint`."""
 
     def test_a_greedy_answer_is_that_of_the_engine(self, endpoint: Endpoint) -> None:
         accepted, done = endpoint.generate(prompt=PROMPT, sampling=GREEDY)
@@ -146,21 +151,6 @@ class ProtocolContract:
     def test_unknown_paths_and_methods(self, endpoint: Endpoint) -> None:
         assert endpoint.post("/nothing", "{}").status_code == 404
         assert endpoint.client.get(f"{endpoint.url}/generate", headers=endpoint.headers()).status_code == 405
-
-    def test_a_request_needs_one_of_the_keys(self, endpoint: Endpoint) -> None:
-        for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": endpoint.keys[0]}):
-            response = endpoint.client.post(f"{endpoint.url}/generate", content="{}", headers=headers)
-            answer = problem(response)
-            assert (answer["status"], answer["code"]) == (401, "unauthorized")
-            assert endpoint.keys[0] not in response.text
-        for key in endpoint.keys:
-            headers = {"Authorization": f"Bearer {key}"}
-            response = endpoint.client.post(f"{endpoint.url}/tokenize", content='{"text": "a"}', headers=headers)
-            assert response.status_code == 200
-
-    def test_probes_need_no_key(self, endpoint: Endpoint) -> None:
-        for path in ("/health/live", "/health/ready"):
-            assert endpoint.client.get(endpoint.url + path).status_code == 200
 
     def test_a_text_is_tokenized(self, endpoint: Endpoint) -> None:
         tokens = endpoint.post("/tokenize", text="hello there").json()
@@ -215,3 +205,22 @@ class ProtocolContract:
             )
             assert first["cached_tokens"] == 0
             assert second["cached_tokens"] > 10
+
+
+class ProtocolContract(SlotContract):
+    """Of endpoints on TCP, which require a key."""
+
+    def test_a_request_needs_one_of_the_keys(self, endpoint: Endpoint) -> None:
+        for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": endpoint.keys[0]}):
+            response = endpoint.client.post(f"{endpoint.url}/generate", content="{}", headers=headers)
+            answer = problem(response)
+            assert (answer["status"], answer["code"]) == (401, "unauthorized")
+            assert endpoint.keys[0] not in response.text
+        for key in endpoint.keys:
+            headers = {"Authorization": f"Bearer {key}"}
+            response = endpoint.client.post(f"{endpoint.url}/tokenize", content='{"text": "a"}', headers=headers)
+            assert response.status_code == 200
+
+    def test_probes_need_no_key(self, endpoint: Endpoint) -> None:
+        for path in ("/health/live", "/health/ready"):
+            assert endpoint.client.get(endpoint.url + path).status_code == 200

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared.errors import PROBLEM_JSON
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Slot
+from shared.protocol import Done, GenerateLine, GenerateRequest
 from tests.workers.faults import Faults
 from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.engine import EngineConfig
@@ -58,6 +59,22 @@ def warm_service(**settings: Any) -> Iterator[SlotService]:
         yield service
     finally:
         assert service.close()
+
+
+def lines_of(service: SlotService, prompt: str | None, **fields: Any) -> list[GenerateLine]:
+    """The lines of a branch, which is closed at its end."""
+    branch = service.submit(GenerateRequest(prompt=prompt, **fields))
+    try:
+        return [line for lines in branch for line in lines]
+    finally:
+        branch.close()
+
+
+def done_of(service: SlotService, prompt: str | None, **fields: Any) -> Done:
+    """The last line of a branch that does not fail."""
+    done = lines_of(service, prompt, **fields)[-1]
+    assert isinstance(done, Done), done
+    return done
 
 
 def generate(client: testing.TestClient, **fields: Any) -> list[dict[str, Any]]:

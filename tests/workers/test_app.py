@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import falcon
+import httpx
 import pytest
 import structlog
 import torch
@@ -22,7 +21,7 @@ from falcon import testing
 
 from shared.protocol import GenerateRequest
 from shared.telemetry import format_traceback
-from tests.workers.contract import INVALID
+from tests.workers.contract import STEP_MS, Endpoint, SlotContract
 from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
 from tests.workers.slots import (
     GREEDY,
@@ -71,6 +70,22 @@ def test_a_panic_in_the_tokenizer_is_that_requests_error(panicking: testing.Test
 # Answers -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def slow() -> Iterator[SlotService]:
+    with warm_service(step_delay_s=STEP_MS / 1e3) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def endpoint(slow: SlotService) -> Iterator[Endpoint]:
+    with httpx.Client(transport=httpx.WSGITransport(SlotApp(slow, HANGUPS))) as client:
+        yield Endpoint("http://slot", client=client)
+
+
+class TestSlotApp(SlotContract):
+    """Without a server."""
+
+
 def test_greedy_text_is_that_of_transformers(
     client: testing.TestClient, reference: Any, reference_tokenizer: Any
 ) -> None:
@@ -86,23 +101,6 @@ def test_greedy_text_is_that_of_transformers(
     assert done["text"] == reference_tokenizer.decode(expected)
     assert (done["finish_reason"], done["num_prompt_tokens"]) == ("length", ids.shape[1])
     assert done["ends"][-1] == len(done["text"])
-
-
-def test_a_stream_is_the_answer_token_by_token(client: testing.TestClient) -> None:
-    _, whole = generate(client, prompt=PROMPT, sampling=GREEDY)
-    accepted, *tokens, done = generate(client, prompt=PROMPT, sampling=GREEDY, stream=True)
-    assert accepted == {"event": "accepted"}
-    assert {token["event"] for token in tokens} == {"token"}
-    assert [token["token_id"] for token in tokens] == done["token_ids"] == whole["token_ids"]
-    assert "".join(token["text"] for token in tokens) == done["text"] == whole["text"]
-
-
-def test_a_healed_prompt_streams_only_new_text(client: testing.TestClient) -> None:
-    prompt = "The old man looked at the se"
-    _, *tokens, done = generate(client, prompt=prompt, heal=True, sampling=GREEDY, stream=True)
-    assert done["num_typed_tokens"] + len(tokens) <= len(done["token_ids"]) + 1
-    assert "".join(token["text"] for token in tokens) == done["text"]
-    assert not done["text"].startswith(" se")
 
 
 def test_prompt_ids_are_used_as_sent_and_cut_at_their_start(client: testing.TestClient) -> None:
@@ -129,31 +127,6 @@ def test_a_single_line_ends_before_its_line_feed(client: testing.TestClient) -> 
 # Refusals ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "detail"),
-    [
-        *INVALID,
-        ('{"prompt": "a", "prompt_ids": [1]}', 422, "invalid_request", "one of prompt and prompt_ids"),
-        ('{"prompt": "a", "logprobs": 21}', 422, "invalid_request", "logprobs"),
-        ('{"prompt": "a", "sampling": {"frequency_penalty": 2.5}}', 422, "invalid_request", "sampling"),
-        ('{"prompt": "a", "sampling": {"logit_bias": [[8192, 1.0]]}}', 422, "invalid_request", "logit_bias"),
-        ('{"prompt": "a", "sampling": {"logit_bias": [[3, 101.0]]}}', 422, "invalid_request", "logit_bias"),
-    ],
-)
-def test_an_invalid_request_is_refused_with_its_reason(
-    client: testing.TestClient, body: str, status: int, code: str, detail: str
-) -> None:
-    result = client.simulate_post("/generate", body=body, headers={"X-Request-Id": "r-1"})
-    answer = problem(result)
-    assert (answer["status"], answer["code"], answer["request_id"]) == (status, code, "r-1")
-    assert detail in answer["detail"]
-
-
-def test_unknown_paths_and_methods(client: testing.TestClient) -> None:
-    assert client.simulate_get("/nothing").status == falcon.HTTP_404
-    assert client.simulate_get("/generate").status == falcon.HTTP_405
-
-
 def test_a_slot_without_a_model_is_not_ready() -> None:
     client = testing.TestClient(SlotApp(make_service(), HANGUPS))
     assert problem(client.simulate_post("/tokenize", json={"text": "a"}))["code"] == "not_ready"
@@ -165,18 +138,6 @@ def test_a_slot_without_a_model_is_not_ready() -> None:
         first = next(states)
     assert (first["state"], first["model"], first["max_batch"], first["n_ctx"]) == ("starting", "embedded", 4, 0)
     assert metric(client, "tercet_slot_state", state="starting") == 1
-
-
-def test_a_full_slot_refuses_until_a_branch_has_ended() -> None:
-    with warm_service(max_batch=1, step_delay_s=0.02) as service:
-        client = testing.TestClient(SlotApp(service, HANGUPS))
-        with open_stream(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 200}) as lines:
-            assert next(lines) == {"event": "accepted"}
-            result = client.simulate_post("/generate", json={"prompt": PROMPT})
-            assert (problem(result)["code"], int(result.headers["retry-after"]) > 0) == ("slot_full", True)
-            assert service.state().in_flight == 1
-        assert generate(client, prompt=PROMPT, sampling=GREEDY)[-1]["finish_reason"] == "length"
-        assert metric(client, "tercet_slot_sequences_total", finish_reason="cancelled") == 1
 
 
 def test_an_unexpected_exception_is_answered_without_its_text() -> None:
@@ -191,43 +152,6 @@ def test_an_unexpected_exception_is_answered_without_its_text() -> None:
 
 
 # Time, cancellation, state -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def slow() -> Iterator[SlotService]:
-    """Each decode step takes 20 ms or more."""
-    with warm_service(step_delay_s=0.02) as service:
-        yield service
-
-
-@pytest.fixture
-def slow_client(slow: SlotService) -> testing.TestClient:
-    return testing.TestClient(SlotApp(slow, HANGUPS))
-
-
-def test_lines_come_while_the_sequence_runs(slow: SlotService, slow_client: testing.TestClient) -> None:
-    with open_stream(slow_client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 30}, stream=True) as lines:
-        assert next(lines)["event"] == "accepted"
-        assert next(lines)["event"] == "token"
-        assert slow.state().in_flight == 1
-        assert list(lines)[-1]["event"] == "done"
-
-
-def test_a_deadline_ends_the_sequence_with_what_it_has(slow_client: testing.TestClient) -> None:
-    start = time.monotonic()
-    _, done = generate(slow_client, prompt=PROMPT, sampling={"max_new_tokens": 500}, deadline_ms=1000.0)
-    assert time.monotonic() - start < 5
-    assert done["finish_reason"] == "deadline"
-    assert 0 < len(done["token_ids"]) <= 50  # 20 ms each
-
-
-def test_a_client_that_hangs_up_cancels_its_sequence(slow: SlotService, slow_client: testing.TestClient) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, open_stream(slow_client, "/generate", ours, prompt=PROMPT, sampling={"max_new_tokens": 500}) as lines:
-        assert next(lines)["event"] == "accepted"
-        theirs.close()
-        assert next(lines)["finish_reason"] == "cancelled"
-    assert slow.state().in_flight == 0
 
 
 def test_the_chunk_with_the_last_line_is_known_as_the_last(slow: SlotService) -> None:

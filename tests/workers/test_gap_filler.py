@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 
-from shared.protocol import Accepted, Done, GenerateLine, GenerateRequest, Group, Prediction, Sampling, TokenizeRequest
+from shared.protocol import Accepted, Done, GenerateRequest, Group, Prediction, Sampling, TokenizeRequest
 from tests.workers.helpers import wait_until
-from tests.workers.slots import PROMPT, warm_service
+from tests.workers.slots import PROMPT, done_of, lines_of, warm_service
 from workers.service import SlotService
 
 AFTER = " and said nothing."
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[SlotService]:
-    with warm_service(max_batch=10, dtype="int8") as service:
-        yield service
-
-
-def lines_of(service: SlotService, prompt: str | None, suffix: str, **fields: object) -> list[GenerateLine]:
-    fields = {"max_prompt_tokens": 64, "heal": True, "prompt": prompt, **fields}
-    branch = service.submit(GenerateRequest(suffix=suffix, **fields))  # type: ignore[arg-type]
-    try:
-        return [line for lines in branch for line in lines]
-    finally:
-        branch.close()
-
-
 def fill(service: SlotService, prompt: str | None, suffix: str = AFTER, **fields: object) -> Done:
-    accepted, done = lines_of(service, prompt, suffix, **fields)
+    fields = {"max_prompt_tokens": 64, "heal": True, "suffix": suffix, **fields}
+    accepted, done = lines_of(service, prompt, **fields)
     assert isinstance(accepted, Accepted)
     assert isinstance(done, Done), done
     assert done.ends[-1] == len(done.text)
@@ -95,9 +80,9 @@ def test_samples_are_cut_and_never_streamed(service: SlotService) -> None:
     for seed in range(3):
         sampling = Sampling(max_new_tokens=20, temperature=0.8)
         done = fill(service, PROMPT, AFTER, sampling=sampling, seed=seed, stream=True, logprobs=1)
-        whole = [line for line in lines_of(service, PROMPT, "", sampling=sampling, seed=seed) if isinstance(line, Done)]
-        assert whole[0].token_ids == done.token_ids
-        assert whole[0].text.startswith(done.text)
+        whole = done_of(service, PROMPT, max_prompt_tokens=64, heal=True, sampling=sampling, seed=seed)
+        assert whole.token_ids == done.token_ids
+        assert whole.text.startswith(done.text)
         assert AFTER not in done.text
         assert (done.fit is None) == (done.text == "")
 

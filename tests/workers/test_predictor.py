@@ -9,7 +9,7 @@ import pytest
 
 from shared.protocol import Done, GenerateRequest, Group, Prediction, Sampling
 from tests.workers.helpers import wait_until
-from tests.workers.slots import PROMPT, warm_service
+from tests.workers.slots import PROMPT, done_of, warm_service
 from workers.engine.model.config import SHAPES
 from workers.predictor import max_predicted_tokens
 from workers.service import SlotService
@@ -24,20 +24,9 @@ def service() -> Iterator[SlotService]:
 def predict(
     service: SlotService, prompt: str = PROMPT, rank: int = 0, group: str = "", size: int = 1, **fields: object
 ) -> Done:
-    request = GenerateRequest(
-        prompt=prompt,
-        max_prompt_tokens=64,
-        heal=True,
-        predict=Prediction(rank=rank, **fields),  # type: ignore[arg-type]
-        group=Group(id=group, size=size) if group else None,
-    )
-    branch = service.submit(request)
-    try:
-        [_, [done]] = list(branch)
-    finally:
-        branch.close()
-    assert isinstance(done, Done), done
-    return done
+    prediction = Prediction(rank=rank, **fields)  # type: ignore[arg-type]
+    groups = Group(id=group, size=size) if group else None
+    return done_of(service, prompt, max_prompt_tokens=64, heal=True, predict=prediction, group=groups)
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, f"{PROMPT} s", "He said that it was impo", "", "Once upon a time "])

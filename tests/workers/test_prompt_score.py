@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from shared.protocol import Accepted, Done, GenerateLine, GenerateRequest, Prediction, Sampling, Token
+from tests.workers import slots
 from tests.workers.helpers import wait_until
-from tests.workers.slots import warm_service
 from workers.prompt_score import MIN_TOKENS
 from workers.service import SlotService
 
@@ -22,19 +20,8 @@ HEBREW = "הזקן הביט בים וחשב על הימים שבהם היה עד
 CODE = "def submit(self, request):\n    codec = self._codec()\n    return [x for x in codec.ids(request) if x > 0]\n"
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[SlotService]:
-    with warm_service(max_batch=4, dtype="int8") as service:
-        yield service
-
-
 def lines_of(service: SlotService, prompt: str, **fields: object) -> list[GenerateLine]:
-    fields = {"max_prompt_tokens": 64, "heal": True, "score_last": 32, **fields}
-    branch = service.submit(GenerateRequest(prompt=prompt, **fields))  # type: ignore[arg-type]
-    try:
-        return [line for lines in branch for line in lines]
-    finally:
-        branch.close()
+    return slots.lines_of(service, prompt, **{"max_prompt_tokens": 64, "heal": True, "score_last": 32, **fields})
 
 
 def score(service: SlotService, prompt: str, **fields: object) -> float | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from shared.protocol import Done, GenerateLine, GenerateRequest, Prediction, Sampling, TokenizeRequest
+from shared.protocol import Done, Prediction, Sampling, TokenizeRequest
 from tests.workers.helpers import EMBEDDED
-from tests.workers.slots import warm_service
+from tests.workers.slots import done_of
 from workers.service import SlotService
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
@@ -22,27 +21,8 @@ SAMPLED = {"sampling": Sampling(max_new_tokens=40), "seed": 11}
 PREDICTED = {"predict": Prediction(rank=0), "sampling": Sampling(max_new_tokens=8)}
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[SlotService]:
-    with warm_service(max_batch=4, dtype="int8") as service:
-        yield service
-
-
-def lines_of(service: SlotService, prompt: str, **fields: Any) -> list[GenerateLine]:
-    request = GenerateRequest(
-        prompt=prompt, **{"max_prompt_tokens": 200, "heal": True, "special_as_text": True, **fields}
-    )
-    branch = service.submit(request)
-    try:
-        return [line for lines in branch for line in lines]
-    finally:
-        branch.close()
-
-
 def done(service: SlotService, prompt: str, **fields: Any) -> Done:
-    line = lines_of(service, prompt, **fields)[-1]
-    assert isinstance(line, Done), line
-    return line
+    return done_of(service, prompt, **{"max_prompt_tokens": 200, "heal": True, "special_as_text": True, **fields})
 
 
 @pytest.mark.parametrize(
