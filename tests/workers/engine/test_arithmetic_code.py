@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
 
-from tests.workers.engine.test_sampling import SampleFn, by_kernel
+from tests.workers.engine.test_sampling import by_kernel
 from workers.engine import sampling
 from workers.engine.arithmetic_code import MIN_WIDTH, Code, first_code, uniform
 from workers.engine.draw import Draw
@@ -40,13 +40,13 @@ def _logits_after(text: Text) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(number))
 
 
-def draw_texts(seeds: Sequence[int], params: SamplingParams, sample: SampleFn = by_kernel) -> list[Text]:
+def draw_texts(seeds: Sequence[int], params: SamplingParams) -> list[Text]:
     """DEPTH tokens of each seed."""
     texts: list[Text] = [()] * len(seeds)
     codes: list[Code | None] = list(map(first_code, seeds))
     for position in range(DEPTH):
         draws = [Draw(params, seed, position, code) for seed, code in zip(seeds, codes, strict=True) if code]
-        tokens = sample(next_logits(texts), draws)
+        tokens = by_kernel(next_logits(texts), draws)
         texts = [(*text, token.token_id) for text, token in zip(texts, tokens, strict=True)]
         codes = [token.code for token in tokens]
     return texts
@@ -84,13 +84,12 @@ def pvalue(texts: Sequence[Text], params: SamplingParams) -> float:
 
 
 @pytest.mark.parametrize("params", [WARPED, FREE], ids=["top-k and top-p", "neither"])
-@pytest.mark.parametrize("sample", [sampling.sample, by_kernel], ids=["torch", "kernel"])
-def test_each_branch_has_the_distribution_of_independent_draws(sample: SampleFn, params: SamplingParams) -> None:
+def test_each_branch_has_the_distribution_of_independent_draws(params: SamplingParams) -> None:
     """The requests' seeds are random, as the gateway draws them; the branches of one are consecutive."""
     rng = random.Random(8)
     first_seeds = [rng.randrange(2**53) for _ in range(NUM_SEEDS)]
     for branch in range(NUM_BRANCHES):
-        texts = draw_texts([seed + branch for seed in first_seeds], params, sample)
+        texts = draw_texts([seed + branch for seed in first_seeds], params)
         assert pvalue(texts, params) > 1e-3
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
 import torch
-from transformers import GPT2Config as HfConfig
 from transformers import GPT2LMHeadModel
 
-from tests.workers.engine.helpers import PROSE, generate, random_ids, results, running_engine
-from workers.engine.loader import LoadedModel, build, random_weights
-from workers.engine.model.config import SHAPES
+from tests.workers.engine.helpers import PROSE, generate, results, running_engine
+from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams
 
 
@@ -41,31 +38,6 @@ def test_embedded_checkpoint_continues_as_transformers_does(embedded: LoadedMode
         ours = results(engine, [EngineRequest(tuple(ids), params, 0) for ids in prompts])
     for prompt, finished in zip(prompts, ours, strict=True):
         assert list(finished.token_ids) == hf_greedy(reference, prompt, 40)
-
-
-def test_gpt2_small_shape_continues_as_transformers_does() -> None:
-    """The true shape, random weights; also the score and the prompt's log-probabilities."""
-    config = SHAPES["small"]
-    weights = random_weights(config)
-    loaded = LoadedModel(build(config, weights, "fp32"), "cpu", "fp32")
-    with torch.device("meta"):
-        reference = GPT2LMHeadModel(HfConfig()).eval()
-    reference.transformer.load_state_dict(weights, assign=True)
-    reference.tie_weights()
-    rng = random.Random(2)
-    params = SamplingParams(max_new_tokens=10, temperature=0)
-    with running_engine(loaded) as engine:
-        for length in (1, 40, 200):
-            prompt = random_ids(rng, length, config.vocab_size)
-            finished = generate(engine, prompt, params, echo_logprobs=True)
-            assert list(finished.token_ids) == hf_greedy(reference, prompt, 10)
-            with torch.inference_mode():
-                all_ids = torch.tensor([[*prompt, *finished.token_ids]])
-                logprobs = reference(all_ids).logits[0].float().log_softmax(-1)
-            expected = logprobs[:-1].gather(1, all_ids[0, 1:, None])[:, 0].tolist()
-            assert finished.prompt_logprobs[0] is None
-            measured = [*finished.prompt_logprobs[1:], *finished.logprobs]
-            assert measured == pytest.approx(expected, abs=2e-4)
 
 
 def test_first_ranks_give_different_starts(embedded: LoadedModel) -> None:

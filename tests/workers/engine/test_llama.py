@@ -121,18 +121,3 @@ def test_a_rotation_is_orthogonal_and_spreads_a_channel(size: int) -> None:
     assert torch.allclose(rotation @ rotation.T, torch.eye(size), atol=1e-6)
     assert rotation.abs().max() <= (1.0 if size == 1 else 0.8)
     assert torch.equal(rotate(torch.eye(size)[:1]), rotation[:1])
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"model_type": "mistral"}, "the model_type 'mistral' is not served, only gpt2, llama, qwen2, qwen3"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "scaling 'yarn' are not served, only default, "),
-        ({"hidden_act": "swiglu"}, "unknown activation function 'swiglu'"),
-        ({"num_key_value_heads": 4}, "a multiple of the number of key-value heads"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "within a sliding window is not served"),
-    ],
-)
-def test_a_config_that_is_not_served_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        ModelConfig.from_json({**LlamaConfig(**SHAPE).to_dict(), **changes})

@@ -87,7 +87,7 @@ def same(ours: SequenceOutput, theirs: SequenceOutput) -> bool:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
-    """300 edits in fp32 and 100 in the others; insert, delete, replace, undo, accept, anywhere."""
+    """150 edits in fp32 and 60 in the others; insert, delete, replace, undo, accept, anywhere."""
     loaded = tiny_of[dtype]
     rng = random.Random(1)
     editor = Editor(rng, loaded.config.vocab_size, max_tokens=500)
@@ -95,7 +95,7 @@ def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, Loade
     with running_engine(loaded) as engine:
         asked: list[tuple[list[EngineRequest], list[SequenceOutput]]] = []
         suggestions: list[tuple[int, ...]] = []
-        for _ in range(300 if dtype == "fp32" else 100):
+        for _ in range(150 if dtype == "fp32" else 60):
             editor.edit(suggestions)
             requests = requests_of(editor, rng)
             finished = results(engine, requests)

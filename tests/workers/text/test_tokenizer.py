@@ -105,15 +105,6 @@ def test_generated_special_tokens_are_no_text() -> None:
     assert decode(tokenizer, [8192, *TOKENIZER.encode(" sea"), 8194, 8195, 8196, 0]) == " sea<think>"
 
 
-def test_long_texts_that_spell_special_tokens_are_text() -> None:
-    tokenizer = Tokenizer(with_added_tokens(), 8200)
-    text = "The old man said <|im_start|> and <|endoftext|>, again. " * 400
-    ids = tokenizer.encode(text, special_as_text=True)
-    assert decode(tokenizer, ids) == text
-    assert not {0, 8192} & set(ids)
-    assert {0, 8192} < set(tokenizer.encode(text))
-
-
 def test_healing_takes_what_spells_a_special_token_for_text() -> None:
     healing = TokenHealing(Tokenizer(with_added_tokens(), 8200))
     for text in ("the <|endoftext|>", "a<|im_start|>", "<repo_name>"):
