@@ -32,7 +32,7 @@ def reference_tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(EMBEDDED)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service() -> Iterator[SlotService]:
     """In int8, as it is served by default."""
     with warm_service(max_batch=10, dtype="int8") as service:
