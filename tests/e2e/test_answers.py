@@ -119,6 +119,22 @@ def test_no_prompt_is_logged(tercet: Tercet) -> None:
     assert canary not in tercet.log()
 
 
+def test_odd_texts_fail_no_branch(tercet: Tercet) -> None:
+    for fields in (
+        {"stop": ["x" * 256] * 8},
+        {"stop": ["\x00"]},
+        {"session": "\x00"},
+        {"context": "\x00" * 300},
+        {"context": "\ufeff\u202e\U0010ffff"},
+        {"context": ""},
+        {"explain": 10, "n": 8},
+    ):
+        body = {"context": "The old man looked at", "length": 3, "seed": 1, **fields}
+        response = tercet.client.post("/autocomplete", json=body)
+        assert response.status_code == 200, (fields, response.text)
+        assert {error["code"] for error in response.json()["errors"]} <= REJECTION_DETAILS.keys(), fields
+
+
 @pytest.mark.parametrize(
     "context",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
-from tests.e2e.harness import GUNICORN, TERCET, Gunicorn, Tercet, free_port, running, serving, until
+from tests.e2e.harness import GUNICORN, ROOT, TERCET, Gunicorn, Tercet, free_port, running, serving, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings
 
@@ -100,6 +101,20 @@ def test_unequal_slots_share_load_by_their_speed(short_tmp_path: Path) -> None:
         assert page is not None
         speed = [1 / slot["ms_per_token"] for slot in page["slots"]]
         assert served[0] / served[1] == pytest.approx(speed[0] / speed[1], rel=0.3)
+
+
+def test_a_first_load_that_fails_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
+    """The checkpoint is complete when the plan is made, and removed before a worker has imported torch."""
+    mine = short_tmp_path / "mine"
+    shutil.copytree(ROOT / "workers/checkpoints/embedded", mine)
+    tercet = Tercet(short_tmp_path, models=f"mine={mine}")
+    tercet.start()
+    until((tercet.run_dir / "plan.json").exists, 20, "the plan")
+    shutil.rmtree(mine)
+    assert tercet.process.wait(timeout=60) == 1
+    assert "mine could not be loaded on cpu" in " ".join(tercet.log().split())
+    assert not tercet.run_dir.exists()
+    tercet.client.close()
 
 
 def test_ttin_and_ttou_beyond_the_plan_are_refused(tercet: Tercet) -> None:

@@ -104,3 +104,8 @@ def test_what_is_no_text_is_not_streamed(tercet: Tercet) -> None:
         assert [sentence["value"] for sentence in sentences] == [
             sentence["value"] for sentence in tercet.ask(BRITISH, seed=seed)["sentences"]
         ]
+
+
+def test_refusals_come_before_the_stream(tercet: Tercet) -> None:
+    response = tercet.client.post("/autocomplete", json={"context": "a", "stream": True, "model_size": "xl"})
+    assert (response.status_code, response.json()["code"]) == (422, "unknown_model")
