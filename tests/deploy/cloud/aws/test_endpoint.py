@@ -265,7 +265,7 @@ def test_what_this_command_did_not_make_is_neither_changed_nor_removed(cloud: Cl
     )
     client.create_endpoint(EndpointName="tercet", EndpointConfigName="other")
     for options in ({"image": IMAGE}, {"destroy": True}):
-        with pytest.raises(StartError, match=r"was not made by this deploy_commands.*--name"):
+        with pytest.raises(StartError, match=r"was not made by this command.*--name"):
             deploy(**options)
     client.delete_endpoint(EndpointName="tercet")
     cloud.client("iam").create_role(RoleName="tercet-sagemaker", AssumeRolePolicyDocument="{}")
