@@ -198,11 +198,12 @@ def _tokens(done: Done) -> list[TgiToken]:
 
 
 def _prefill(done: Done) -> list[TgiPrefillToken]:
-    ids, texts = done.prompt_ids or [], done.prompt_token_texts or []
+    if not (ids := done.prompt_ids):
+        return []
     logprobs = done.prompt_logprobs or [None] * len(ids)
     return [
         TgiPrefillToken(id=id_, text=text, logprob=logprob)
-        for id_, text, logprob in zip(ids, texts, logprobs, strict=True)
+        for id_, text, logprob in zip(ids, done.prompt_token_texts or [], logprobs, strict=True)
     ]
 
 

@@ -51,10 +51,10 @@ def check_done(line: Done, request: GenerateRequest) -> None:
     _check_lengths(number, line.logprobs, line.ends)
     if request.logprobs is not None:
         _check_lengths(number, line.token_texts, line.begins, line.tops)
-    if request.echo:
+    if request.echo or line.prompt_ids is not None:
         _check_lengths(num_prompt, line.prompt_ids, line.prompt_token_texts, line.prompt_ends)
-    of_prompt = (line.prompt_token_texts, line.prompt_ends, line.prompt_logprobs, line.prompt_tops)
-    _check_lengths(len(line.prompt_ids or ()), *(each for each in of_prompt if each is not None))
+        if line.prompt_logprobs is not None or line.prompt_tops is not None:
+            _check_lengths(num_prompt, line.prompt_logprobs, line.prompt_tops)
 
 
 def check_tokens(found: Tokens) -> None:

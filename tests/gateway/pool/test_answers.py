@@ -104,6 +104,7 @@ def test_an_answer_with_one_field_changed_is_one_answer_to_the_client(
     @example(REQUESTS[2], "prompt_tops", lambda tops: tops[1:], 2)
     @example(REQUESTS[4], "finish_reason", lambda _: "x" * 999, 2)
     @example(REQUESTS[4], "prompt_logprobs", lambda _: [0.5], 1)
+    @example(REQUESTS[4], "prompt_token_texts", lambda _: ["a"], 1)
     def one_answer(asked: tuple[str, dict[str, Any]], name: str, new: Any, number: int) -> None:
         nonlocal field, change, num_wrong
         field, change, num_wrong = name, new, number
