@@ -10,6 +10,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -17,7 +18,9 @@ import falcon
 import structlog
 from falcon.routing import CompiledRouter
 
+from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
+from gateway.api.job_computation import compute_job
 from gateway.api.openai.error_format import UnknownRoutes
 from gateway.entrance import Entrance
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
@@ -39,7 +42,7 @@ from gateway.pool.client import SlotClient
 from gateway.pool.quota import OwnerQuota
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
-from gateway.routes import HEALTH_PATHS, Parts, Route, make_routes
+from gateway.routes import HEALTH_PATHS, Route, make_routes
 from gateway.server.request_parser import RequestHead
 from gateway.server.served_app import Arrival, ServedApp
 from shared.api_keys import KeyFile
@@ -76,10 +79,13 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         metrics: Metrics,
         jobs: JobExecutor | None,
         tokenizer: PoolTokenizer,
+        key_file: KeyFile | None,
+        key_rate: int,
         prefix: str,
     ) -> None:
         """
         Args:
+            key_file, key_rate: as of `Entrance`.
             prefix: the path of the public URL, which a proxy may leave in the path of a request.
         """
         self.router = CompiledRouter()
@@ -92,7 +98,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._jobs = jobs
         self._tokenizer = tokenizer
         self._prefix = prefix
-        self.entrance: Entrance
+        self.entrance = Entrance(self.find_route, key_file, key_rate, fanout.check)
 
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         asked = env["PATH_INFO"]
@@ -194,29 +200,26 @@ def create_app(
     starter = RequestStarter(admission.models, fanout, quota, Sessions(), hangups, limits.timeout_s)
     key_file = KeyFile(access.keys) if settings.requires_keys and access.keys else None
 
-    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, settings.public_path)
-    app.entrance = Entrance(app.find_route, key_file, limits.key_rate, fanout.check)
+    prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
+    autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
+
+    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, key_file, limits.key_rate, settings.public_path)
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]
     origins, body_limits = Origins(settings, HEALTH_PATHS), BodyLimits(limits.max_body_bytes)
     app.add_middleware([*traces, RequestLog(metrics), origins, app.entrance, body_limits])
     add_error_handlers(app, app.find_resource, app.find_near, metrics, access.public_url)
-    parts = Parts(
-        settings=settings,
-        admission=admission,
-        metrics=metrics,
-        starter=starter,
-        tokenizer=tokenizer,
-        jobs=jobs,
-        is_draining=app.draining.is_set,
-        is_revoked=None if key_file is None else key_file.is_revoked,
+    app.routes = make_routes(
+        settings, admission, metrics, starter, autocompletion, tokenizer, jobs, app.draining.is_set
     )
-    app.routes = make_routes(parts)
     for path, route in app.routes.items():
         app.add_route(path, route.resource)
     if not settings.server.sagemaker:
         app.add_sink(app.refuse_unknown, UNKNOWN_OPENAI_ROUTES.prefix)
+    if jobs is not None:
+        is_revoked = None if key_file is None else key_file.is_revoked
+        jobs.start(partial(compute_job, starter, autocompletion), is_revoked)
     return app
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gateway.api.autocomplete import AutocompleteResource
-from gateway.api.autocompletion import Autocompletion, PredictionSettings
+from gateway.api.autocompletion import Autocompletion
 from gateway.api.feedback import FeedbackResource, FeedbackStore
 from gateway.api.health import LiveResource, MetricsResource, ReadyResource
-from gateway.api.job_computation import compute_job
 from gateway.api.jobs import JobResource, JobsResource, JobSubmitter
 from gateway.api.openai.error_format import OPENAI_ERRORS
 from gateway.api.openai.resources import CompletionsResource, ModelResource, ModelsResource
@@ -64,37 +62,29 @@ class Route:
     is_open: Callable[[Mapping[str, str]], bool] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the resources need."""
-
-    settings: Settings
-    admission: Admission
-    metrics: Metrics
-    starter: RequestStarter
-    tokenizer: PoolTokenizer
-    jobs: JobExecutor | None
-    is_draining: Callable[[], bool]
-    is_revoked: Callable[[str], bool] | None
-
-
 def open_paths(routes: Mapping[str, Route]) -> set[str]:
     """URI templates of the routes that all may read without a key."""
     return {path for path, route in routes.items() if route.is_open is is_always_open}
 
 
-def make_routes(parts: Parts) -> dict[str, Route]:
+def make_routes(
+    settings: Settings,
+    admission: Admission,
+    metrics: Metrics,
+    starter: RequestStarter,
+    autocompletion: Autocompletion,
+    tokenizer: PoolTokenizer,
+    jobs: JobExecutor | None,
+    is_draining: Callable[[], bool],
+) -> dict[str, Route]:
     """All routes of a gateway, by URI template."""
-    settings, starter, tokenizer, jobs = parts.settings, parts.starter, parts.tokenizer, parts.jobs
-    feedback = FeedbackStore(parts.metrics)
+    feedback = FeedbackStore(metrics)
     submitter = None if jobs is None else JobSubmitter(jobs, settings.public_path)
-    prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
-    autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
     autocomplete = AutocompleteResource(starter, autocompletion, feedback, submitter)
     completions = CompletionsResource(starter, settings.model.similarity)
     tgi = TgiResponder(starter, tokenizer, settings.model.similarity)
     if settings.server.sagemaker:
-        ready = ReadyResource(parts.admission, parts.is_draining, needs_every_model=False)
+        ready = ReadyResource(admission, is_draining, needs_every_model=False)
         dialects = {
             "input": Dialect(PatsnapResponder(starter).respond),
             "inputs": Dialect(tgi.respond, TGI_ERRORS),
@@ -109,7 +99,7 @@ def make_routes(parts: Parts) -> dict[str, Route]:
     models, assets = ModelsResource(starter), read_assets()
     worker = AssetResource(service_worker(assets), "The service worker of the web editor", "The script.")
     docs = AssetResource(docs_page(assets), "The documentation of this API, with a form to try each request")
-    ready = ReadyResource(parts.admission, parts.is_draining)
+    ready = ReadyResource(admission, is_draining)
     routes = {
         "/autocomplete": Route(autocomplete, Work.COMPLETIONS),
         "/feedback": Route(FeedbackResource(feedback), Work.FEEDBACK),
@@ -118,14 +108,14 @@ def make_routes(parts: Parts) -> dict[str, Route]:
         "/v1/models/{model}": Route(ModelResource(starter, models)),
         "/generate": Route(GenerateResource(tgi, "object", COMPLETE), Work.COMPLETIONS),
         "/generate_stream": Route(GenerateResource(tgi, "stream", COMPLETE_AS_STREAM), Work.COMPLETIONS),
-        "/info": Route(InfoResource(parts.admission, starter)),
+        "/info": Route(InfoResource(admission, starter)),
         "/endpoint": Route(EndpointResource(settings.access.public_url)),
         "/tokenize": Route(TokenizeResource(starter, tokenizer), Work.TOKENIZING),
         "/tokenizer_info": Route(TokenizerInfoResource(starter, tokenizer), Work.TOKENIZING),
         "/health/live": Route(LiveResource(), Work.HEALTH, is_always_open),
         **dict.fromkeys(READY_PATHS, Route(ready, Work.HEALTH, is_always_open)),
-        "/slots": Route(SlotsResource(parts.admission, parts.metrics, assets), is_open=wants_page),
-        "/metrics": Route(MetricsResource(parts.metrics)),
+        "/slots": Route(SlotsResource(admission, metrics, assets), is_open=wants_page),
+        "/metrics": Route(MetricsResource(metrics)),
         "/": Route(RootResource(assets[INDEX], tgi), Work.COMPLETIONS, is_always_open),
         "/docs": Route(docs, is_open=is_always_open),
         "/service_worker.js": Route(worker, is_open=is_always_open),
@@ -135,7 +125,6 @@ def make_routes(parts: Parts) -> dict[str, Route]:
     if jobs is not None and submitter is not None:
         routes["/jobs"] = Route(JobsResource(submitter, autocompletion.check), Work.JOBS)
         routes["/jobs/{job_id}"] = Route(JobResource(jobs), Work.JOBS)
-        jobs.start(partial(compute_job, starter, autocompletion), parts.is_revoked)
     routes["/openapi.json"] = Route(DocumentResource, is_open=is_always_open)
     document = describe(routes, needs_keys=settings.requires_keys, public_url=settings.access.public_url)
     return routes | {"/openapi.json": Route(DocumentResource(document), is_open=is_always_open)}

@@ -22,9 +22,8 @@ MAX_CONNECTIONS = 10_000
 CLIENT_SHARE = 0.6
 # Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
 # milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
-# answer no more requests a second. Of those that tokenize, two have a turn (MAX_TEXTS in gateway/pool/tokenizing.py),
-# the others parse or encode; of those for jobs, as many may wait for a store (MAX_CALLS in gateway/jobs/store.py).
-# Large requests have half of them, because they may take seconds.
+# answer no more requests a second. Of those for jobs, as many may wait for a store (MAX_CALLS in
+# gateway/jobs/store.py). Large requests have half of them, because they may take seconds.
 MAX_SMALL = 4
 MAX_LARGE = 2
 # Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer

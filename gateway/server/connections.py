@@ -59,7 +59,7 @@ class Step(enum.Enum):
 
     WAIT_TO_READ = enum.auto()
     WAIT_TO_WRITE = enum.auto()
-    JUDGE = enum.auto()  # the head has arrived
+    ADMIT = enum.auto()  # the head has arrived
     ANSWER = enum.auto()  # a request is complete
     REFUSE = enum.auto()  # it is no valid request: `refusal` says why
     NOTHING = enum.auto()  # a thread answers, and nothing waits to be sent
@@ -260,7 +260,7 @@ class Connection:
             self.refusal = error
             return Step.REFUSE
         if self.parser.head is not None and self.arrival is None:
-            return Step.JUDGE
+            return Step.ADMIT
         if is_complete:
             return Step.ANSWER
         # A poll of the socket does not show an end that TLS has read.

@@ -305,8 +305,8 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
-            case Step.JUDGE if (head := connection.parser.head) is not None:
-                self._judge(connection, head, now)
+            case Step.ADMIT if (head := connection.parser.head) is not None:
+                self._admit(connection, head, now)
             case Step.ANSWER if (arrival := connection.arrival) is not None:
                 self._enqueue(connection, arrival, now)
             case Step.REFUSE if (refusal := connection.refusal) is not None:
@@ -317,7 +317,7 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
             case Step.NOTHING:
                 pass
 
-    def _judge(self, connection: Connection, head: RequestHead, now: float) -> None:
+    def _admit(self, connection: Connection, head: RequestHead, now: float) -> None:
         """The head of a request has arrived: refuse it, or read its body."""
         try:
             arrival = self.wsgi.admit(head)
@@ -436,15 +436,15 @@ class GatewayServer(Worker):  # type: ignore[misc]  # gunicorn has no type hints
         finally:
             self._calls.defer(self._finish, connection, keeps_connection, time.thread_time() - began_at)
 
-    def _respond(self, connection: Connection, request: Request, judged: dict[str, object]) -> bool:
+    def _respond(self, connection: Connection, request: Request, known: dict[str, object]) -> bool:
         """Answer one request. Returns whether the connection may carry another.
 
         Args:
-            judged: what the app has said of the head, for the environment.
+            known: what the app has said of the head, for the environment.
         """
         sock, scheme = connection.response, "http" if self.tls is None else "https"
         writer = ResponseWriter(sock.sendall, request, keeps_connection=self.alive and request.keeps_connection)
-        environ = make_environ(request, scheme, sock, connection.client, connection.server) | judged
+        environ = make_environ(request, scheme, sock, connection.client, connection.server) | known
         try:
             writer.respond(self.wsgi, environ)
         except OSError:  # the client is gone

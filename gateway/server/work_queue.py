@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gateway.server.connections import LARGE_BYTES, Connection, Phase
 from gateway.waiting.room import Waiter, WaitingRoom
 from shared.cpu_share import SHARE, pause_after
-from shared.errors import Overloaded, TercetError
+from shared.errors import Overloaded
 
 # What a large request costs the gateway at most, in seconds of CPU time per byte: 9.3 to 10.3 ms for a context of 1 MB,
 # 4.8 for feedback, 3.1 for an unknown path (measured by hand, AMD EPYC, Zen 4). Texts to tokenize cost more, and have a
@@ -77,30 +77,28 @@ class WorkQueue:
         self._pause_until = 0.0  # while the other class has requests
         self._large_at = 0.0  # when the next large request may begin
         self._answering_large: set[Connection] = set()
-        self._waiting: dict[Connection, _Waiting] = {}
         self._unsent: dict[Connection, str] = {}  # answered, and not sent yet: the connection's owner
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._room)
 
     def append(self, connection: Connection, owner: str) -> list[Connection]:
         """Add a request. Returns those that are to be refused, the new one perhaps included."""
         size = connection.num_buffered_bytes
         max_wait_s = self._max_wait_s + (self._max_bytes * LARGE_S_PER_BYTE if size > LARGE_BYTES else 0.0)
-        waiting = _Waiting(
-            owner=owner,
-            queue=LARGE if size > LARGE_BYTES else SMALL,
-            size=size,
-            deadline=connection.since + max_wait_s,
-            connection=connection,
+        self._room.enter(
+            _Waiting(
+                owner=owner,
+                queue=LARGE if size > LARGE_BYTES else SMALL,
+                size=size,
+                deadline=connection.since + max_wait_s,
+                connection=connection,
+            )
         )
-        self._waiting[connection] = waiting
-        self._room.enter(waiting)
         refused = []
-        while len(self._waiting) > 1 and (newest := self._room.refuse_one(_no_room)) is not None:
-            del self._waiting[newest.connection]
-            refused.append(newest.connection)
+        while len(self._room) > 1 and (waiting := self._room.refuse_one(_no_room)) is not None:
+            refused.append(waiting.connection)
         return refused
 
     def take(self, now: float) -> Connection | None:
@@ -113,7 +111,7 @@ class WorkQueue:
             # A large one whose time has come goes first: they come at a bounded rate, so they delay no small one much.
             if (head := self._room.head(LARGE if now >= self._large_free_at else SMALL)) is None:
                 break
-            self._settle(head)
+            self._room.settle(head)
             if head.connection.phase is Phase.READY:  # else closed or refused meanwhile
                 self.num_answering += 1
                 if head.is_large:
@@ -125,7 +123,7 @@ class WorkQueue:
     @property
     def resumes_at(self) -> float:
         """When `take` has a request that now waits only for its time; infinite if none does."""
-        if self.num_answering >= self.max_threads or not self._waiting:
+        if self.num_answering >= self.max_threads or not self._room:
             return math.inf
         return max(self._begins_at, self._large_free_at if self._room.is_empty(SMALL) else 0.0)
 
@@ -155,10 +153,10 @@ class WorkQueue:
 
     def take_late(self, now: float) -> list[Connection]:
         """Remove the requests that have waited for too long, and return them."""
-        late = [waiting for waiting in self._waiting.values() if now > waiting.deadline]
+        late = self._room.late(now)
         for waiting in late:
-            self._settle(waiting, _no_room())
-        return [waiting.connection for waiting in late]
+            self._room.settle(waiting, _no_room())
+        return [waiting.connection for waiting in late if waiting.connection.phase is Phase.READY]  # else closed
 
     def hold_response(self, connection: Connection, owner: str) -> list[Connection]:
         """A response is complete and waits for a client that reads slowly. Returns the connections to be closed: the
@@ -178,10 +176,6 @@ class WorkQueue:
             total -= unsent[oldest]
             closed.append(oldest)
         return closed
-
-    def _settle(self, waiting: _Waiting, error: TercetError | None = None) -> None:
-        del self._waiting[waiting.connection]
-        self._room.settle(waiting, error)
 
 
 def _no_room() -> Overloaded:

@@ -7,7 +7,8 @@ get equal shares, however many requests each of them sends and however large the
 
 Within an owner the order is first come, first served. Requests that the owner's next request will soon make useless
 (`is_latest_first`) have a queue of their own in the round, whose last request is served first: it has the most time
-left. After Facebook's adaptive LIFO: B. Maurer, "Fail at scale", ACM Queue 13(8), 2015.
+left. An owner with both shares its turn between them. After Facebook's adaptive LIFO: B. Maurer, "Fail at scale", ACM
+Queue 13(8), 2015.
 
 No lock: each room is used under one. Knows neither threads nor slots.
 """
@@ -46,7 +47,7 @@ class FairQueue(Generic[W]):
 
     def __init__(self) -> None:
         self._lines: OrderedDict[Line, deque[W]] = OrderedDict()  # first the one whose turn it is; none is empty
-        self._deficits: dict[Line, int] = {}
+        self._deficits: dict[Line, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -73,7 +74,8 @@ class FairQueue(Generic[W]):
             first = self._lines[line][0]
             if first.cost <= self._deficits[line]:
                 return first
-            self._deficits[line] += QUANTUM
+            other = (line[0], not line[1])
+            self._deficits[line] += QUANTUM / (2 if other in self._lines and other not in passed else 1)
             self._lines.move_to_end(line)
         return None
 

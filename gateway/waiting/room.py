@@ -4,7 +4,7 @@ It is bounded, and fair between owners (API keys, or addresses). A request in it
 ends with an error because it was cancelled, is late, or would be served last of the owner that has the most in a room
 that is full. Knows neither HTTP nor models, and nothing of what is waited for.
 
-No lock: who has a room uses it in one thread, or holds a lock.
+No lock: the caller uses a room from one thread, or holds a lock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class WaitingRoom(Generic[W]):
         """
         self.bound = bound
         self._queues: defaultdict[Hashable, FairQueue[W]] = defaultdict(FairQueue)
-        self._urgent: dict[W, None] = {}  # in the order of arrival
+        self._waiting: dict[W, None] = {}  # in the queues, in the order of arrival
+        self._urgent: dict[W, None] = {}  # also in the order of arrival
         self._sizes: Counter[str] = Counter()  # by owner; none is 0
         self._num_entered = 0
 
@@ -79,8 +80,16 @@ class WaitingRoom(Generic[W]):
         """Those before all queues, in the order of arrival."""
         return list(self._urgent)
 
+    def __len__(self) -> int:
+        """Requests in the queues."""
+        return len(self._waiting)
+
     def is_empty(self, queue: Hashable) -> bool:
         return not self._queues[queue]
+
+    def late(self, now: float) -> list[W]:
+        """The requests in the queues whose deadline has passed."""
+        return [waiter for waiter in self._waiting if now > waiter.deadline]
 
     def enter(self, waiter: W) -> None:
         """Add a request."""
@@ -89,6 +98,7 @@ class WaitingRoom(Generic[W]):
         if waiter.is_urgent:
             self._urgent[waiter] = None
         else:
+            self._waiting[waiter] = None
             self._queues[waiter.queue].append(waiter)
             self._sizes[waiter.owner] += waiter.size
 
@@ -101,6 +111,7 @@ class WaitingRoom(Generic[W]):
         if waiter.is_urgent:
             del self._urgent[waiter]
         else:
+            del self._waiting[waiter]
             queue = self._queues[waiter.queue]
             (queue.serve if error is None else queue.remove)(waiter)
             self._sizes[waiter.owner] -= waiter.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,26 @@ def tercet(server_with: Callable[..., SharedServer], key_path: Path, key: str) -
 def status(tercet: Tercet, key: str) -> int:
     body = {"context": "The sea", "length": 2}
     return tercet.client.post("/autocomplete", json=body, headers={"x-api-key": key}).status_code
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("path", ["/autocomplete", "/v1/completions", "/nothing"])
+def test_without_a_valid_key_no_body_is_read(tercet: Tercet, key: str, path: str, framing: str) -> None:
+    """400 connections that announced 1 MB each delayed the bodies of a key by seconds."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\nExpect: 100-continue\r\n"
+    for field, begins in (
+        ("", b"HTTP/1.1 401 "),
+        (f"x-api-key: {CANARY}\r\n", b"HTTP/1.1 401 "),
+        (f"x-api-key: {key}\r\n", b"HTTP/1.1 100 "),
+    ):
+        with socket.create_connection(("127.0.0.1", tercet.port), timeout=10) as sock:
+            sock.sendall(f"{head}{field}\r\n".encode())
+            answer = sock.recv(1 << 16)
+            assert answer.startswith(begins)
+            if begins.endswith(b"401 "):
+                assert b"\r\nConnection: close\r\n" in answer
+                assert (b'"error":' in answer) == path.startswith("/v1/")
+                assert sock.recv(1) == b""
 
 
 def test_the_command_line_sends_its_key_and_the_pools_do_not_have_it(tercet: Tercet, key: str) -> None:

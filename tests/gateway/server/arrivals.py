@@ -8,7 +8,7 @@ from gateway.server.served_app import Arrival, Work
 
 def admitted(connection: Connection, step: Step) -> Step:
     """The step after the head, if `step` is that a head has arrived."""
-    return connection.read_body(Arrival(Work.READS, "")) if step is Step.JUDGE else step
+    return connection.read_body(Arrival(Work.READS, "")) if step is Step.ADMIT else step
 
 
 def advance(connection: Connection, now: float) -> Step:

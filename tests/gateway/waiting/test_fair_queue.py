@@ -55,6 +55,15 @@ def test_the_latest_of_requests_that_become_useless_is_first_and_holds_up_no_oth
     assert {request.is_latest_first for request in served[:2]} == {True, False}
 
 
+def test_an_owner_of_both_kinds_gets_no_more_than_another() -> None:
+    queue = FairQueue[Request]()
+    for number in range(60):
+        queue.append(Request("both", 3, is_latest_first=number % 2 == 0))
+        queue.append(Request("one", 3))
+    served = Counter(request.owner for request in serve_all(queue)[:60])
+    assert abs(served["both"] - served["one"]) <= 2
+
+
 class Fairness(RuleBasedStateMachine):
     """While two owners both wait, neither gets more than two of the largest requests more than the other."""
 
