@@ -6,6 +6,7 @@ NAME -->` stands (`make docs`), or with `NAME; heading; heading` some of its col
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -58,7 +59,7 @@ def record(name: str, document: Document, rows: Sequence[Row]) -> None:
         ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
     result = Result(
-        command=document.command,
+        command=re.sub(r"/\S*/", "", document.command),  # of paths the last part, as anywhere
         model=document.model,
         commit=commit,
         date=document.started_at[:10],
