@@ -105,7 +105,7 @@ else:
     bind = [f"fd://{listen_fd}" if listen_fd else str(settings.server.bind)]
     backlog = BACKLOG
     workers = 1
-    worker_class = "gateway.server.http_server.GatewayServer"
+    worker_class = "gateway.server.gunicorn_worker.GatewayServer"
     wsgi_app = "gateway.app:build()"
     # A request that waits holds a thread, and so does a refusal.
     threads = plan.max_running + settings.limits.queue + GATEWAY_RESERVE_THREADS

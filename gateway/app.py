@@ -107,7 +107,10 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
             env[ASKED_PATH] = asked
         return super().__call__(env, start_response)
 
-    def admit(self, head: RequestHead) -> Arrival:
+    def charge(self, arrival: Arrival, num_bytes: int) -> None:
+        pass
+
+    def admit(self, head: RequestHead, client: Any) -> Arrival:
         path = unquote_to_bytes(head.path).decode("latin-1") if "%" in head.path else head.path
         return self.entrance.admit(head.method, self._served(path), head.fields)
 

@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
     if name != "Worker":
         raise AttributeError(name)
     if os.environ.get("TERCET_ROLE") == "gateway":
-        from gateway.server.http_server import GatewayServer
+        from gateway.server.gunicorn_worker import GatewayServer
 
         class SmallGatewayServer(GatewayServer):
             max_connections = int(os.environ.get("TEST_MAX_CONNECTIONS", GatewayServer.max_connections))

@@ -37,7 +37,7 @@ GIB = 1 << 30
 # Below these, a server of the embedded checkpoint may not start, or a checkpoint of GPT-2 small not be downloaded.
 MIN_MEMORY_BYTES = 2 * GIB
 MIN_DISK_BYTES = 2 * GIB
-# Limit of open files; the gateway derives from it how many connections may be open (gateway/server/http_server.py).
+# Limit of open files; the gateway derives from it how many connections may be open (gateway/server/bounds.py).
 MIN_DESCRIPTORS = 4096
 PACKAGES = ("torch", "tokenizers", "gunicorn", "falcon")
 # What a better instruction set would bring, by the one in use; no text depends on it.

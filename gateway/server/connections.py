@@ -1,8 +1,8 @@
 """Client connections of the gateway: reads requests and writes responses without blocking.
 
 A thread is needed only while a request is being answered. Until a request is complete, and while its response waits for
-a slow client, the connection belongs to the main thread, which polls all of them. So a client that sends a header byte
-by byte, or never reads, costs a descriptor and a bounded buffer, and no thread.
+a slow client, its socket is polled with all others. So a client that sends a header byte by byte, or never reads, costs
+a descriptor and a bounded buffer, and no thread.
 
 `request_parser` reads the requests. Nothing is read from a client while one of its requests is answered; what has
 arrived behind it waits, and an error in it ends the connection after the answer.
@@ -26,8 +26,6 @@ from shared.errors import TercetError
 
 # A refused upload costs one read and what lingering discards: 64 KiB at most.
 READ_BYTES = 32 << 10
-# Requests of more bytes are large. The whole prompt of a model has less.
-LARGE_BYTES = 64 << 10
 # A response that a client does not read waits in memory up to this size: eight streams of 256 tokens take 300 kB.
 MAX_UNSENT_BYTES = 4 << 20
 # After the last response, so that it is not lost in a reset: how much more of the request is read and discarded, and
@@ -55,7 +53,7 @@ class Phase(enum.Enum):
 
 
 class Step(enum.Enum):
-    """What the main thread does next with a connection."""
+    """What is to be done next with a connection."""
 
     WAIT_TO_READ = enum.auto()
     WAIT_TO_WRITE = enum.auto()
@@ -67,7 +65,7 @@ class Step(enum.Enum):
 
 
 class Connection:
-    """One client. The main thread calls everything but `ResponseSocket`'s methods."""
+    """One client. Its server calls everything but `ResponseSocket`'s methods under a lock."""
 
     def __init__(
         self,
@@ -77,6 +75,7 @@ class Connection:
         *,
         now: float,
         max_body_bytes: int,
+        charge: Callable[[Arrival, int], None],
         tls: ssl.SSLContext | None,
     ) -> None:
         """
@@ -84,6 +83,7 @@ class Connection:
             client, server: the addresses, as gunicorn takes them.
             now: `time.monotonic()` time, as in all methods.
             max_body_bytes: a longer body is not read; its head is answered.
+            charge: counts bytes of a body in chunks; raises the error with which the request is refused.
         """
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -94,6 +94,7 @@ class Connection:
         self.num_counted_bytes = 0  # of `num_buffered_bytes`, in the server's sum
         self.since = now  # when the phase began, or when the client last accepted data
         self.parser = RequestParser(max_body_bytes)
+        self._charge = charge
         self.refusal: TercetError | None = None
         self._num_discarded = 0
         self.arrival: Arrival | None = None  # of the request that arrives, waits or is answered
@@ -117,13 +118,6 @@ class Connection:
     @property
     def num_buffered_bytes(self) -> int:
         return self.parser.num_bytes
-
-    @property
-    def is_receiving_large(self) -> bool:
-        """Whether the head has arrived, and says that the request is large or has no length."""
-        if self.phase is not Phase.READING or (head := self.parser.head) is None:
-            return False
-        return head.content_length is None or len(head.raw) + head.content_length > LARGE_BYTES
 
     @property
     def has_unsent(self) -> bool:
@@ -162,7 +156,7 @@ class Connection:
     def read_body(self, arrival: Arrival) -> Step:
         """The request may come: go on with what has arrived of its body."""
         self.arrival = arrival
-        step = self._next_request()
+        step = self._next_request(num_new_bytes=self.parser.num_received_bytes)
         if step is Step.WAIT_TO_READ and self.parser.expects_continue:
             self.response.sendall(_CONTINUE)
         return step
@@ -250,11 +244,13 @@ class Connection:
             return Step.CLOSE
         if self.phase is Phase.IDLE:
             self._set_phase(Phase.READING, now)
-        return self._next_request(data)
+        return self._next_request(data, len(data))
 
-    def _next_request(self, data: bytes = b"") -> Step:
-        """What is to be done with what has been received."""
+    def _next_request(self, data: bytes = b"", num_new_bytes: int = 0) -> Step:
+        """What is to be done with what has been received, of which so many bytes have not been charged."""
         try:
+            if self.arrival is not None and self.parser.is_chunked:
+                self._charge(self.arrival, num_new_bytes)
             is_complete = self.parser.advance(data)
         except TercetError as error:
             self.refusal = error
@@ -289,7 +285,7 @@ class Connection:
 class ResponseSocket:
     """What a response is written to. Never blocks: what the client does not take at once waits in memory.
 
-    A thread calls `sendall` while it answers; the main thread calls `flush` when the socket is writable again.
+    A thread calls `sendall` while it answers, and another one `flush` when the socket is writable again.
     """
 
     def __init__(self, sock: socket.socket | TlsSocket) -> None:

@@ -101,6 +101,16 @@ class RequestParser:
         return in_head + len(self._received) + (0 if self._chunks is None else len(self._chunks.body))
 
     @property
+    def num_received_bytes(self) -> int:
+        """Bytes behind the head that were not decoded yet."""
+        return len(self._received)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the body arrives in chunks."""
+        return self._chunks is not None
+
+    @property
     def received_head(self) -> bytes:
         """The head of the next request, or what has arrived of it; bytes of the body may follow."""
         return bytes(self._received[:MAX_HEAD_BYTES]) if self.head is None else self.head.raw

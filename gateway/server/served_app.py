@@ -45,12 +45,15 @@ class ServedApp(Protocol):
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request, as WSGI defines it."""
 
-    def admit(self, head: RequestHead) -> Arrival:
+    def admit(self, head: RequestHead, client: Any) -> Arrival:
         """Judge a request by its head, before its body is read. Does not block.
 
         Raises:
             TercetError: it is to be refused; the app answers so if it gets this error with the request.
         """
+
+    def charge(self, arrival: Arrival, num_bytes: int) -> None:
+        """Count bytes of a body in chunks."""
 
     @property
     def has_warm_slot(self) -> bool:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 # What the stages' processes, servers and clients import, whatever imports it.
 MODULES = (
     *("tests.bench.cli", "tests.bench.speed.baselines", "deploy.command_line.serve", "deploy.tuning.load.clients"),
-    *("gateway.app", "gateway.server.http_server", "workers.app", "workers.gunicorn_worker"),
+    *("gateway.app", "gateway.server.gunicorn_worker", "workers.app", "workers.gunicorn_worker"),
     "workers.engine.cpu.runner",
     *("workers.training.train", "gunicorn.app.wsgiapp", "gunicorn.arbiter", "transformers.models.gpt2.modeling_gpt2"),
     "transformers.generation.utils",

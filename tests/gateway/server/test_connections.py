@@ -12,14 +12,14 @@ from gateway.server.connections import (
     LINGER_BYTES,
     MAX_UNSENT_BYTES,
     READ_BYTES,
-    Connection,
     Phase,
     Step,
 )
-from shared.errors import MalformedRequest
-from tests.gateway.server.arrivals import admitted, advance
+from shared.errors import MalformedRequest, QuotaExceeded
+from tests.gateway.server.arrivals import admitted, advance, open_connection
 
 MAX_BODY_BYTES = 1000
+MAX_CHARGED = 5000  # of bodies in chunks, with what frames them
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -40,7 +40,7 @@ class Peers:
             sock, address = listener.accept()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
         self.client.settimeout(2)
-        self.connection = Connection(sock, address, ("127.0.0.1", 0), now=0.0, max_body_bytes=MAX_BODY_BYTES, tls=None)
+        self.connection = open_connection(sock, address, max_body_bytes=MAX_BODY_BYTES, max_charged=MAX_CHARGED)
 
     def send(self, data: bytes, now: float = 0.0) -> Step:
         """Send as the client; returns the last step of the connection once it has read everything."""
@@ -122,7 +122,6 @@ def test_nothing_is_read_while_a_request_is_answered(peers: Peers) -> None:
 def test_the_time_that_a_client_has_is_that_of_the_whole_request(peers: Peers) -> None:
     request = chunked(b"2\r\n{}\r\n0\r\n\r\n")
     assert peers.send(request[:-1], 1.0) is Step.WAIT_TO_READ
-    assert peers.connection.is_receiving_large
     assert peers.connection.num_buffered_bytes == request.index(b"2\r\n{}") + 2
     assert peers.send(request[-1:], 9.0) is Step.ANSWER
     assert peers.connection.since == 1.0
@@ -140,6 +139,14 @@ def test_a_body_that_is_too_long_is_answered_while_it_arrives_and_ends_the_conne
     assert peers.connection.phase is Phase.LINGERING
     assert peers.client.recv(10) == b"no"
     assert peers.client.recv(10) == b""
+
+
+def test_a_body_in_chunks_is_refused_when_its_owner_may_send_no_more(peers: Peers) -> None:
+    request = chunked(b"1;xxxxxxxx\r\nx\r\n" * 500)
+    steps = [peers.send(request[start : start + 1000]) for start in range(0, MAX_CHARGED, 1000)]
+    assert set(steps) == {Step.WAIT_TO_READ}
+    assert peers.send(request[MAX_CHARGED:]) is Step.REFUSE
+    assert isinstance(peers.connection.refusal, QuotaExceeded)
 
 
 def test_little_of_a_refused_upload_is_read(peers: Peers) -> None:

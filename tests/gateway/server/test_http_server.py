@@ -1,13 +1,14 @@
-"""Moments of the gateway's HTTP server that a process seldom shows. tests/e2e/test_clients.py tests its behaviour."""
+"""Threads, and moments that a process seldom shows. tests/e2e/test_clients.py tests the server's behaviour."""
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from http.client import HTTPConnection
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -15,113 +16,132 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from gateway.server.connections import Phase
-from gateway.server.http_server import IDLE_LINGER_S, GatewayServer
+from gateway.server.bounds import MAX_SMALL
+from gateway.server.connections import Connection, Phase
+from gateway.server.gunicorn_worker import GatewayServer
+from gateway.server.http_server import IDLE_LINGER_S, HttpServer
 from gateway.server.listeners import Listeners
+from gateway.server.served_app import Arrival, Work
+from shared.settings import Settings
 from shared.sockets import Poller
-from tests.gateway.server.test_connections import GET, Peers, post
+from tests.e2e.harness import until
+from tests.gateway.server.test_connections import GET, post
 
 ACCEPTED_AT = 100.0
+OK = "200 OK"
+
+
+class App:
+    """Answers when it may. `admit` and `charge` permit everything."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Semaphore(0)
+        self.count_refused_connection = self.count_unparsed_request = self.charge = Mock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        assert self.may_answer.acquire(timeout=20)
+        start_response(OK, [("Content-Length", "1")])
+        return [b"x"]
+
+    def admit(self, *_: object) -> Arrival:
+        return Arrival(Work.READS, "")
 
 
 @pytest.fixture
-def peers() -> Iterator[Peers]:
-    peers = Peers()
-    yield peers
-    peers.client.close()
-    peers.connection.close()
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
 
 
 @pytest.fixture
-def waiting() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A listening socket, and a connection that waits in its backlog."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-        client.connect(listener.getsockname())
-        listener.setblocking(False)
-        yield listener, client
+def server(listener: socket.socket) -> Iterator[HttpServer]:
+    server = HttpServer(App(), Settings.load({}), None, [listener.dup()], 10, 2)  # type: ignore[arg-type]
+    yield server
+    server.end_listening()
+    for connection in list(server._connections.values()):
+        server._close(connection)
 
 
-def stopping(peers: Peers, *, is_replaced: bool) -> GatewayServer:
-    """A server without its process, whose listener is closed, with one connection."""
-    server = GatewayServer.__new__(GatewayServer)
-    server.settings = SimpleNamespace(  # type: ignore[assignment]
-        server=SimpleNamespace(drain_s=0.0, grace_s=30.0),
-        limits=SimpleNamespace(max_body_bytes=100),
-        access=SimpleNamespace(origins=()),
-    )
-    server._connections = {peers.connection.fileno(): peers.connection}
-    server._poller = Poller()
-    server._poller.register(peers.connection.fileno(), select.POLLIN)
-    server._num_buffered = 0
-    server._stop_began_at = server._listening_ended_at = ACCEPTED_AT
-    server._is_replaced = is_replaced
-    server._is_cancelled = False
-    return server
+@pytest.fixture
+def client(listener: socket.socket) -> Iterator[socket.socket]:
+    """A client that waits in the backlog."""
+    with socket.create_connection(listener.getsockname(), timeout=5) as client:
+        yield client
 
 
-def listeners_of(server: GatewayServer, listener: Any) -> Listeners:
-    return Listeners([listener], server._poller, server._take, server._make_room)
+@pytest.fixture
+def connection(server: HttpServer, listener: socket.socket, client: socket.socket) -> Iterator[Connection]:
+    """A connection that the server has taken."""
+    sock, address = listener.accept()
+    server._take(sock, address, listener.getsockname())
+    [connection] = server._connections.values()
+    connection.since = ACCEPTED_AT
+    yield connection
+    connection.close()
+
+
+def end_unaccepted(server: HttpServer, waited_s: float, *, is_replaced: bool = False) -> None:
+    server.end_unaccepted(ACCEPTED_AT + waited_s, waited_s, is_last_moment=False, is_replaced=is_replaced)
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
-def test_a_request_that_arrives_as_an_idle_connection_is_to_be_closed_is_read(peers: Peers, is_replaced: bool) -> None:
-    """On a busy machine the main thread may sleep between its poll and its look at the time."""
-    server = stopping(peers, is_replaced=is_replaced)
-    peers.client.sendall(GET)
-    assert not server._is_finished(ACCEPTED_AT + IDLE_LINGER_S)
-    assert peers.connection.phase is Phase.IDLE  # the next poll reads it
+def test_a_request_that_arrives_as_an_idle_connection_is_to_be_closed_is_read(
+    server: HttpServer, connection: Connection, client: socket.socket, is_replaced: bool
+) -> None:
+    """On a busy machine the main thread may sleep before its look at the time."""
+    client.sendall(GET)
+    end_unaccepted(server, IDLE_LINGER_S, is_replaced=is_replaced)
+    assert connection.phase is Phase.IDLE  # the next poll reads it
 
 
-def test_an_idle_connection_is_closed_after_its_linger(peers: Peers) -> None:
-    server = stopping(peers, is_replaced=True)
-    assert not server._is_finished(ACCEPTED_AT + IDLE_LINGER_S - 0.1)
-    assert server._is_finished(ACCEPTED_AT + IDLE_LINGER_S)
+def test_an_idle_connection_is_closed_after_its_linger(server: HttpServer, connection: Connection) -> None:
+    end_unaccepted(server, IDLE_LINGER_S - 0.1, is_replaced=True)
+    assert server.has_connections
+    end_unaccepted(server, IDLE_LINGER_S, is_replaced=True)
+    assert not server.has_connections
 
 
-def test_a_request_that_arrives_slowly_is_read_to_its_end_after_a_reload(peers: Peers) -> None:
-    server = stopping(peers, is_replaced=True)
-    peers.send(post(b"abc")[:-1])
-    assert not server._is_finished(ACCEPTED_AT + 10.0)
-    assert peers.connection.phase is Phase.READING
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_request_that_arrives_slowly_is_read_to_its_end_after_a_reload_and_refused_at_a_stop(
+    server: HttpServer, connection: Connection, client: socket.socket, is_replaced: bool
+) -> None:
+    client.sendall(post(b"abc")[:-1])
+    server._advance(connection, ACCEPTED_AT)
+    end_unaccepted(server, 10.0, is_replaced=is_replaced)
+    if is_replaced:
+        assert connection.phase is Phase.READING
+    else:
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
 
 
-def test_a_request_that_arrives_slowly_is_refused_at_a_stop(peers: Peers) -> None:
-    server = stopping(peers, is_replaced=False)
-    peers.send(post(b"abc")[:-1])
-    server._is_finished(ACCEPTED_AT + IDLE_LINGER_S)
-    assert peers.client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+def stopping(server: HttpServer) -> GatewayServer:
+    """A worker without its process, whose stop has begun."""
+    worker = GatewayServer.__new__(GatewayServer)
+    worker.settings = SimpleNamespace(server=SimpleNamespace(drain_s=0.0, grace_s=30.0))  # type: ignore[assignment]
+    worker._server = server
+    worker._stop_began_at, worker._listening_ended_at = ACCEPTED_AT, None
+    worker._is_replaced = worker._is_cancelled = False
+    return worker
 
 
-Waiting = tuple[socket.socket, socket.socket]
-
-
-def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(peers: Peers, waiting: Waiting) -> None:
+def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(
+    server: HttpServer, client: socket.socket
+) -> None:
     """A successor that got TERM during its import took connections from the backlog, and closed them without an
     answer, because its linger had passed by then."""
-    listener, client = waiting
-    server = stopping(peers, is_replaced=False)
-    server._listening_ended_at = None
-    server._max_connections = 10
-    server.tls = None
-    server._calls = SimpleNamespace(defer=lambda *_: None)
-    server._listeners = listeners_of(server, listener)
-    server._listeners.open()
-    assert not server._is_finished(ACCEPTED_AT + 10.0)
-    [taken] = [c for c in server._connections.values() if c is not peers.connection]
+    server.listen()
+    worker = stopping(server)
+    assert not worker._is_finished(ACCEPTED_AT + 10.0)
+    [taken] = server._connections.values()
     assert taken.client == client.getsockname()
     assert taken.phase is Phase.IDLE
-    assert server._is_finished(ACCEPTED_AT + 10.0 + IDLE_LINGER_S)
-    taken.close()
+    assert worker._is_finished(ACCEPTED_AT + 10.0 + IDLE_LINGER_S)
 
 
 def test_a_successor_that_stops_before_it_serves_leaves_the_backlog_to_its_predecessor(
-    peers: Peers, waiting: Waiting
+    server: HttpServer, listener: socket.socket, client: socket.socket
 ) -> None:
-    listener, _ = waiting
-    server = stopping(peers, is_replaced=False)
-    server._listening_ended_at = None
-    server._listeners = listeners_of(server, listener.dup())
-    server._is_finished(ACCEPTED_AT + 10.0)
+    stopping(server)._is_finished(ACCEPTED_AT + 10.0)
     sock, _ = listener.accept()
     sock.close()
 
@@ -133,36 +153,35 @@ def test_a_connection_that_cannot_be_accepted_ends_nothing(number: int) -> None:
         assert listeners.accept(0) is False
 
 
-def test_a_request_that_the_main_thread_fails_on_ends_with_its_connection(peers: Peers) -> None:
-    server = stopping(peers, is_replaced=False)
-    server._stop_began_at = None
-    server.alive = False
-    server.wsgi = Mock(admit=Mock(side_effect=ZeroDivisionError))
-    peers.client.sendall(GET)
+def test_a_request_that_the_server_fails_on_ends_with_its_connection(
+    server: HttpServer, connection: Connection, client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server._app, "admit", Mock(side_effect=ZeroDivisionError))
+    client.sendall(GET)
     with structlog.testing.capture_logs() as logs:
-        server._advance(peers.connection, ACCEPTED_AT)
+        server._advance(connection, ACCEPTED_AT)
     assert [event["event"] for event in logs] == ["unhandled_exception"]
-    assert peers.connection.phase is Phase.CLOSED
-    assert not server._connections
+    assert connection.phase is Phase.CLOSED
+    assert not server.has_connections
 
 
 def test_without_a_descriptor_a_client_is_refused_with_the_spare_one_and_another_evicted(
-    peers: Peers, waiting: Waiting
+    server: HttpServer, connection: Connection, listener: socket.socket
 ) -> None:
-    listener, client = waiting
-    server = stopping(peers, is_replaced=False)
-    server._num_evicted = 0
-    server.wsgi = Mock()
-    accept = Mock(side_effect=[OSError(errno.EMFILE, "injected"), listener.accept()])
-    with closing(listeners_of(server, Mock(accept=accept, fileno=lambda: 0))) as listeners:
-        listeners.accept(0)
-    assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
-    assert peers.connection.phase is Phase.CLOSED
+    with socket.create_connection(listener.getsockname(), timeout=5) as client:
+        accept = Mock(side_effect=[OSError(errno.EMFILE, "injected"), listener.accept()])
+        full = Mock(accept=accept, fileno=lambda: 0)
+        with closing(Listeners([full], server._poller, server._take, server._make_room)) as listeners:
+            listeners.accept(0)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+    assert connection.phase is Phase.CLOSED
 
 
-def test_the_spare_descriptor_is_closed_once(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spare_descriptor_is_closed_once(
+    listener: socket.socket, client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where it could not be opened again, another file may have its number."""
-    listener, _ = waiting
+    listener.setblocking(False)
     listeners = Listeners([listener], Poller(), Mock(), lambda sock: None if sock is None else sock.close())
     number = listeners._spare_file.fileno()
     with monkeypatch.context() as patched:
@@ -175,3 +194,56 @@ def test_the_spare_descriptor_is_closed_once(waiting: Waiting, monkeypatch: pyte
     for descriptor in {other, number}:
         os.close(descriptor)
     listeners._spare_file.close()
+
+
+def connect(listener: socket.socket) -> HTTPConnection:
+    host, port = listener.getsockname()
+    return HTTPConnection(host, port, timeout=20)
+
+
+@pytest.fixture
+def clients(server: HttpServer, listener: socket.socket) -> Iterator[list[HTTPConnection]]:
+    """Clients of a server that runs, whose requests are sent."""
+    server.listen()
+    server.start()
+    clients = [connect(listener) for _ in range(MAX_SMALL + 1)]
+    for client in clients:
+        client.request("GET", "/")
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def answers(clients: Iterable[HTTPConnection]) -> list[tuple[int, bytes]]:
+    return [(response.status, response.read()) for response in (client.getresponse() for client in clients)]
+
+
+def test_one_thread_leads_while_others_answer(server: HttpServer, clients: list[HTTPConnection]) -> None:
+    """As many requests are answered at a time as their class has threads; one more waits for the first that is free."""
+    until(lambda: server.num_answering == MAX_SMALL, 20, "a thread for each")
+    num_threads = server._num_threads
+    assert num_threads == MAX_SMALL + 1
+    server._app.may_answer.release(len(clients))  # type: ignore[attr-defined]
+    assert answers(clients) == [(200, b"x")] * len(clients)
+    until(lambda: server._num_following + 1 == num_threads, 20, "all following but the leader")
+    clients[0].request("GET", "/")
+    server._app.may_answer.release()  # type: ignore[attr-defined]
+    assert answers(clients[:1]) == [(200, b"x")]
+    assert server._num_threads == num_threads
+
+
+def test_a_request_without_a_thread_is_refused_and_the_next_one_served(
+    server: HttpServer, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.listen()
+    server.start()
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("injected")))
+    with closing(connect(listener)) as client:
+        client.request("GET", "/")
+        assert client.getresponse().status == 503
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with closing(connect(listener)) as client:
+        server._app.may_answer.release()  # type: ignore[attr-defined]
+        client.request("GET", "/")
+        assert answers([client]) == [(200, b"x")]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.server.connections import READ_BYTES, Connection, Phase, Step
+from gateway.server.connections import READ_BYTES, Phase, Step
 from gateway.server.tls_socket import MAX_SILENT_BYTES, RECORD_BYTES
 from shared.masters.startup import server_tls
-from tests.gateway.server.arrivals import advance
+from tests.gateway.server.arrivals import advance, open_connection
 from tests.tls import Certificate
 
 BODY = bytes(range(250)) * 8
@@ -30,7 +30,7 @@ class TlsPeers:
             sock, address = listener.accept()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
         context = server_tls(certificate.cert, certificate.key).context
-        self.connection = Connection(sock, address, ("", 0), now=0.0, max_body_bytes=len(BODY), tls=context)
+        self.connection = open_connection(sock, address, max_body_bytes=len(BODY), tls=context)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._client = certificate.client().wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
 
