@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
@@ -31,9 +30,17 @@ Wait = Callable[..., Waiting]
 
 @pytest.fixture
 def wait() -> Iterator[Wait]:
-    """Reserves in a thread."""
+    """Reserves in a thread; what still waits at the end is cancelled."""
+    made: list[Waiting] = []
+
+    def reserve(*args: Any, **options: Any) -> Waiting:
+        made.append(Waiting(pool, *args, **options))
+        return made[-1]
+
     with ThreadPoolExecutor(40) as pool:
-        yield partial(Waiting, pool)
+        yield reserve
+        for waiting in made:
+            waiting.cancel()
 
 
 def test_never_more_in_flight_than_the_batch_with_many_threads() -> None:
@@ -182,6 +189,17 @@ def test_a_document_returns_to_its_slot() -> None:
         admission.release(slot)
     assert admission.reserve("small", 3, soon(), document=77) == [1, 1, 1]
     assert admission.reserve("small", 3, soon(), document=78) == [0, 0, 0]
+
+
+def test_what_waits_goes_to_the_slot_that_has_room_first(wait: Wait) -> None:
+    admission = make([("small", 2)], queue=9)
+    for slot in (0, 1):
+        assert admission.reserve("small", 3, soon(), avoid={1 - slot}) == [slot] * 3
+    requests = [wait(admission, "small", 3, soon()) for _ in range(3)]
+    for request in requests:  # slot 0 is slow
+        for _ in range(3):
+            admission.release(1)
+        assert request.future.result(5) == [1, 1, 1]
 
 
 def test_a_retry_goes_before_the_queue_and_past_its_bound(wait: Wait) -> None:

@@ -36,6 +36,14 @@ def test_where_branches_go(slots: list[Entry], num_branches: int, policy: Any, e
     assert place(slots, num_branches, policy) == expected
 
 
+def test_requests_that_run_together_are_shared_by_speed() -> None:
+    slots = [entry(0, max_batch=48, ms=2.0), entry(1, max_batch=48, ms=10.0)]
+    for _ in range(36):
+        [index] = place(slots, 1, "auto") or []
+        slots[index].in_flight += 1
+    assert [slot.in_flight for slot in slots] == [30, 6]
+
+
 def test_a_slot_that_failed_is_used_only_if_there_is_no_other() -> None:
     assert place([entry(0), entry(1, 5)], 1, "auto", avoid={0}) == [1]
     assert place([entry(0)], 1, "auto", avoid={0}) == [0]
