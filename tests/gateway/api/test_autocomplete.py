@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import pytest
 import structlog
 from falcon import testing
@@ -20,7 +18,7 @@ from msgspec import structs
 from gateway.api.schema import MAX_CONTEXT_CHARS
 from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
-from shared.protocol import Accepted, Done, Failed, GenerateRequest
+from shared.protocol import Accepted, Done, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import TEXTS, Respond, Step, completion, hang, make_done, three_texts
 
@@ -63,36 +61,6 @@ def test_an_answer_has_the_sentences_best_first_and_says_how_they_were_made(make
     }
     timing = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
     assert (timing["queue"], timing["prefill"], timing["decode"]) == ("0.50", "1.00", "2.00")
-
-
-def test_workers_get_the_sampling_parameters_and_token_healing(make_api: MakeApi) -> None:
-    api = make_api(three_texts)
-    api.complete(
-        seed=0,
-        length=30,
-        temperature=0.7,
-        top_k=7,
-        top_p=0.8,
-        min_p=0.1,
-        repetition_penalty=1.2,
-        stop=["x", "y"],
-        single_line=True,
-        max_tokens=64,
-        session="s",
-    )
-    for call in api.pool.workers[0].calls:
-        assert msgspec.to_builtins(call.sampling) == {
-            "max_new_tokens": 30,
-            "temperature": 0.7,
-            "top_k": 7,
-            "top_p": 0.8,
-            "min_p": 0.1,
-            "repetition_penalty": 1.2,
-            "stop": ("x", "y"),
-            "single_line": True,
-        }
-        assert (call.prompt, call.max_prompt_tokens, call.heal, call.echo) == ("He saw", 64, True, False)
-        assert (call.session, call.stream, call.logprobs) == ("s", False, None)
 
 
 def fills(request: GenerateRequest) -> Iterator[Step]:
@@ -251,30 +219,6 @@ def test_a_length_that_leaves_no_room_for_a_prompt_is_refused(make_api: MakeApi)
     assert (response.status_code, response.json["detail"]) == (422, "length must be below 32, the context of small.")
 
 
-def test_max_time_limits_the_workers_and_returns_what_is_ready(make_api: MakeApi) -> None:
-    def some(request: GenerateRequest) -> Iterator[Step]:
-        yield from three_texts(request) if request.seed != 1 else hang(request)
-
-    api = make_api(some)
-    start = time.monotonic()
-    response = api.complete(seed=0, max_time=0.4)
-    assert time.monotonic() - start >= 0.4
-    assert (response.status_code, response.json["partial"]) == (200, True)
-    assert [sentence["seed"] for sentence in response.json["sentences"]] == [2, 0]
-    assert response.json["errors"] == [
-        {"branch": 1, "code": "deadline_exceeded", "detail": "The time limit passed before its first word."}
-    ]
-    assert all(call.deadline_ms < 400 for call in api.pool.workers[0].calls)
-    api.pool.wait_until_idle()
-
-
-def test_if_every_branch_fails_the_answer_is_503_with_the_reasons(make_api: MakeApi) -> None:
-    response = make_api(lambda _: [Accepted(), Failed(code="device_error", detail="Out of memory.")]).complete()
-    assert (response.status_code, response.json["code"]) == (503, "no_completion")
-    assert response.json["detail"] == "Generation failed. device_error: Out of memory. Try again."
-    assert 1 <= int(response.headers["retry-after"]) <= 3
-
-
 @contextmanager
 def open_stream(api: Api, **fields: Any) -> Iterator[tuple[dict[str, str], Iterator[bytes]]]:
     """A streamed answer's headers, and its body part by part, closed at the block's end, as gunicorn does."""
@@ -359,14 +303,6 @@ def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api:
 
 def text_of(events: list[tuple[str, Any]], branch: int) -> str:
     return "".join(data["text"] for name, data in events if name == "token" and data["branch"] == branch)
-
-
-def test_a_stream_without_a_suggestion_ends_with_an_error(make_api: MakeApi) -> None:
-    response = make_api(hang).complete(stream=True, max_time=0.2)
-    assert response.status_code == 200
-    [(name, problem)] = events_of(response.text)
-    assert (name, problem["status"], problem["code"]) == ("error", 504, "deadline_exceeded")
-    assert problem["request_id"] == response.headers["x-request-id"]
 
 
 def test_a_stream_that_its_reader_leaves_ends_its_branches(make_api: MakeApi) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from shared.protocol import Accepted, GenerateRequest, Token, Top
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, joined, post, refuse, words
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion, make_done
+from tests.gateway.generation.stubs import Step, completion, make_done
 
 
 @pytest.fixture
@@ -141,14 +140,6 @@ def test_prompts_that_fill_the_context_are_scored_without_new_tokens(api: Api, f
             assert {len(items) for items in choice["logprobs"].values()} == {N_CTX}
         else:
             assert choice["text"] == ""
-
-
-@pytest.mark.parametrize("fields", [{}, {"stream": True}])
-def test_an_echoed_text_that_does_not_fit_is_refused(make_api: MakeApi, fields: dict[str, Any]) -> None:
-    """Only the worker can count its tokens; a stream has not begun then."""
-    api = make_api(lambda request: [Refusal(422, "prompt_too_long")])
-    error = refuse(api, echo=True, **fields)
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
 # Log-probabilities, echo, best_of, clean -----------------------------------------------------------
@@ -290,18 +281,3 @@ def test_usage_comes_in_a_last_chunk_without_choices(api: Api) -> None:
     assert last["choices"] == []
     assert last["usage"] == complete(api, n=2)["usage"]
     assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
-
-
-def test_an_error_after_the_first_chunk_is_the_last_event(make_api: MakeApi) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        yield Accepted()
-        yield Token(text=" w", token_id=1, logprob=-1.0)
-        yield Hang()
-
-    response = post(make_api(respond), stream=True, max_time=0.2)
-    assert response.status_code == 200
-    first, *_, last, rest = response.text.split("\n\n")
-    assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == " w"
-    assert rest == ""
-    error = json.loads(last.removeprefix("data: "))["error"]
-    assert (error["type"], error["code"]) == ("server_error", "deadline_exceeded")

@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 import openai
 import pytest
 from falcon import testing
 from openai import OpenAI
 
-from gateway.api.openai.schema import CompletionRequest
 from gateway.api.operation import JSON
 from shared.api_keys import new_key
-from shared.protocol import MAX_SEED, Accepted, GenerateRequest
+from shared.protocol import Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
-from tests.gateway.api.openai_stub import N_CTX, VOCAB_SIZE, chunks_of, complete, post, refuse, words
+from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, post, refuse, words
 from tests.gateway.api.test_openapi import declared_response, validator
 from tests.gateway.conftest import MakeGateway
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion, make_done
+from tests.gateway.generation.stubs import Refusal, Step, completion, make_done
 
 
 @pytest.fixture
@@ -31,52 +29,6 @@ def api(make_api: MakeApi) -> Api:
 
 
 # Fields ------------------------------------------------------------------------------------------
-
-
-def test_every_sampling_field_reaches_the_worker(api: Api) -> None:
-    complete(
-        api,
-        temperature=0.5,
-        top_p=0.9,
-        top_k=7,
-        min_p=0.1,
-        repetition_penalty=1.5,
-        frequency_penalty=0.3,
-        presence_penalty=-0.4,
-        logit_bias={"7": -100, "8": 1.5},
-        stop=["a", "b", "c", "d", "e"],
-        single_line=True,
-        session="s",
-        n=2,
-        seed=MAX_SEED,
-    )
-    calls = sorted(api.pool.workers[0].calls, key=lambda call: call.seed)
-    assert [call.seed for call in calls] == [0, MAX_SEED]
-    assert calls[0].session == "s"
-    assert msgspec.to_builtins(calls[0].sampling) == {
-        "max_new_tokens": 2,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 7,
-        "min_p": 0.1,
-        "repetition_penalty": 1.5,
-        "frequency_penalty": 0.3,
-        "presence_penalty": -0.4,
-        "logit_bias": ((7, -100.0), (8, 1.5)),
-        "stop": ("a", "b", "c", "d", "e"),
-        "single_line": True,
-    }
-    complete(api, stop="a", seed=-2)
-    last = api.pool.workers[0].calls[-1]
-    assert (last.sampling.stop, last.seed) == (("a",), MAX_SEED - 1)
-
-
-def test_a_null_is_as_leaving_the_field_out(api: Api) -> None:
-    """SDKs send null for what was not set."""
-    nulls = {field.name: None for field in msgspec.structs.fields(CompletionRequest)}
-    response = api.post("/v1/completions", nulls)
-    assert (response.status_code, response.json["usage"]["completion_tokens"]) == (200, 16)
-    assert api.pool.workers[0].calls[0].prompt == ""
 
 
 def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(api: Api) -> None:
@@ -120,95 +72,7 @@ def test_what_workers_get_of_a_suffix(api: Api) -> None:
     assert refuse(api, suffix=["x"])["param"] == "suffix"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": ["a"] * 128, "max_tokens": 0},
-        {"prompt": ["a"] * 32, "best_of": 8, "max_tokens": 0},
-        {"max_tokens": N_CTX - 1},
-        {"prompt": [1] * (N_CTX - 2)},
-        {"prompt": [[1] * (N_CTX - 1)], "max_tokens": 1},
-        {"prompt": [1] * (N_CTX - 1), "max_tokens": 0},
-        {"prompt": [0, VOCAB_SIZE - 1]},
-        {"n": 1},
-        {"n": 8},
-        {"logprobs": 0},
-        {"logprobs": 20},
-        {"stop": []},
-        {"stop": ["x" * 256] * 16},
-        {"temperature": 0},
-        {"temperature": 2},
-        {"logit_bias": {"0": -100, str(VOCAB_SIZE - 1): 100}},
-        {"top_k": VOCAB_SIZE},
-        {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15, "max_tokens": 1},
-        {"seed": -MAX_SEED - 1},
-        {"stream_options": None},
-        {"frequency_penalty": -2, "presence_penalty": 2},
-    ],
-)
-def test_bounds_are_accepted(api: Api, fields: dict[str, Any]) -> None:
-    complete(api, **fields)
-
-
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("prompt", {"prompt": ["a"] * 129}),
-        ("prompt", {"prompt": ["a"] * 33, "best_of": 8}),
-        ("prompt", {"prompt": [[1]] * 129}),
-        ("prompt", {"prompt": []}),
-        ("prompt", {"prompt": ["a", 1]}),
-        ("prompt", {"prompt": [[1], 1]}),
-        ("prompt", {"prompt": [VOCAB_SIZE]}),
-        ("prompt", {"prompt": [[2**70]]}),
-        ("prompt", {"prompt": [-1]}),
-        ("prompt", {"prompt": [1.5]}),
-        ("prompt", {"prompt": 7}),
-        ("max_tokens", {"max_tokens": N_CTX, "echo": True}),
-        ("max_tokens", {"max_tokens": -3}),
-        ("n", {"n": 0}),
-        ("n", {"n": 9}),
-        ("best_of", {"n": 3, "best_of": 2}),
-        ("best_of", {"best_of": 9}),
-        ("best_of", {"best_of": 2, "stream": True}),
-        ("logprobs", {"prompt": [[1] * 127] * 128, "n": 2, "echo": True, "logprobs": 15}),
-        ("logprobs", {"prompt": ["a" * 2000] * 64, "echo": True, "logprobs": 8}),
-        ("logprobs", {"logprobs": 21}),
-        ("logprobs", {"logprobs": -1}),
-        ("stop", {"stop": ["x"] * 17}),
-        ("stop", {"stop": ["x" * 257]}),
-        ("temperature", {"temperature": 2.01}),
-        ("temperature", {"temperature": -0.01}),
-        ("top_p", {"top_p": 1.01}),
-        ("logit_bias", {"logit_bias": {"1": 101}}),
-        ("logit_bias", {"logit_bias": {str(id_): 1 for id_ in range(1025)}}),
-        ("max_time", {"max_time": 31}),
-        ("frequency_penalty", {"frequency_penalty": 2.1}),
-        ("clean", {"clean": True, "prompt": ["a", "b"]}),
-        ("clean", {"clean": True, "prompt": [1]}),
-        ("clean", {"clean": True, "echo": True}),
-        ("clean", {"clean": True, "best_of": 2}),
-        ("clean", {"clean": True, "logprobs": 1}),
-        ("clean", {"clean": True, "max_tokens": 0}),
-    ],
-)
-def test_what_is_out_of_bounds_is_refused_by_name(api: Api, param: str, fields: dict[str, Any]) -> None:
-    error = refuse(api, **fields)
-    assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert error["message"].startswith(param)
-    assert len(error["message"]) < 300
-    assert api.pool.workers[0].calls == []
-
-
 # Errors ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_request_without_an_answer_in_time_is_a_504_also_as_a_stream(make_api: MakeApi, is_streamed: bool) -> None:
-    api = make_api(lambda request: [Accepted(), Hang()])
-    response = post(api, max_time=0.1, stream=is_streamed)
-    assert (response.status_code, response.json["error"]["code"]) == (504, "deadline_exceeded")
-    assert int(response.headers["retry-after"]) >= 1
 
 
 def test_a_choice_that_is_missing_is_an_error(make_api: MakeApi) -> None:
@@ -230,12 +94,6 @@ def test_a_text_that_is_cut_by_the_time_limit_has_the_reason_length(make_api: Ma
 
     [choice] = complete(make_api(respond))["choices"]
     assert (choice["text"], choice["finish_reason"]) == (" the sea", "length")
-
-
-def test_json_that_is_none_is_an_error_in_openais_shape(api: Api) -> None:
-    response = api.request("POST", "/v1/completions", body=b"{")
-    assert (response.status_code, response.json["error"]["code"]) == (400, "invalid_json")
-    assert response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(

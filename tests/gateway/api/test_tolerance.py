@@ -27,7 +27,7 @@ from gateway.api.tgi_schema import parse_tgi_body
 from gateway.api.tolerance import TolerantParser
 from shared.hangups import HangupWatcher
 from shared.parsing import BodyParser, fields_of
-from shared.protocol import MAX_SEED, GenerateRequest, TokenizeResponse
+from shared.protocol import GenerateRequest, TokenizeResponse
 from tests import compatibility
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.generation.stubs import Step, completion
@@ -277,20 +277,6 @@ def last_call(api: Api) -> GenerateRequest:
     return api.pool.workers[0].calls[-1]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/", "/autocomplete"])
-def test_seed_minus_1_is_random_and_a_seed_of_64_bits_counts(api: Api, path: str) -> None:
-    def seed(value: int) -> int:
-        is_ours = path == "/autocomplete"
-        answer = api.complete(seed=value, clean=False, n=1) if is_ours else post(api, path, {"seed": value})
-        assert answer.status_code == 200, answer.text
-        return last_call(api).seed
-
-    assert len({seed(-1) for _ in range(3)}) == 3
-    assert seed(7) == 7
-    assert seed(MAX_SEED + 8) == 7
-    assert seed(2**64 - 3) == MAX_SEED - 2
-
-
 def test_minus_1_tokens_are_as_many_as_there_is_room_for(api: Api) -> None:
     for fields in ({"max_tokens": -1}, {"n_predict": -1}, {"max_completion_tokens": -1}, {"max_tokens": -2}):
         [warning] = warnings_of(post(api, "/v1/completions", fields))
@@ -347,26 +333,6 @@ def test_two_names_of_a_field(api: Api) -> None:
 
 
 # Surrogates --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/autocomplete", rb'{"context":"\ude00 went home and"}'),
-        ("/autocomplete", rb'{"context":"a","session":"\ud83d","stop":["\ude00"],"suffix":"\udfff"}'),
-        ("/v1/completions", rb'{"prompt":"I like \ud83d cats"}'),
-        ("/v1/completions", rb'{"prompt":["a","\uDBFF"],"user":"\ud800","suffix":"\ud800","stop":"\ud800"}'),
-        ("/generate", rb'{"inputs":"\ude00 went"}'),
-        ("/", rb'{"inputs":"a","parameters":{"stop":["\ud83d"],"\ud83d":1}}'),
-        ("/tokenize", rb'{"inputs":"\ude00"}'),
-        ("/tokenize", rb'{"prompt":"\ude00"}'),
-    ],
-)
-def test_half_of_a_surrogate_pair_is_the_replacement_character(api: Api, path: str, body: bytes) -> None:
-    answer = api.request("POST", path, body=body)
-    assert answer.status_code == 200, answer.text
-    if "went" in body.decode():
-        assert (last_call(api).prompt or "").startswith("\ufffd went")
 
 
 # Three completions -------------------------------------------------------------------------------
