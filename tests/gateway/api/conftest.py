@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ from falcon import testing
 from gateway.app import create_app
 from gateway.jobs.executor import JobExecutor
 from shared.hangups import HangupWatcher
+from shared.protocol import GenerateRequest, TokenizeResponse
 from shared.settings import Settings
-from tests.gateway.generation.stubs import MakePool, Respond, StubPool
+from tests.gateway.generation.stubs import MakePool, Respond, Step, StubPool, completion
 
 
 class Api:
@@ -66,3 +67,24 @@ def make_api(make_pool: MakePool, hangups: HangupWatcher) -> MakeApi:
         return Api(make_pool(*responders, **options), hangups, jobs, **(settings or {}))
 
     return make
+
+
+def respond(request: GenerateRequest) -> Iterator[Step]:
+    """Completions differ, and those of lower seeds are likelier."""
+    yield from completion(request, f" the sea {request.seed % 100}", logprob=-1.0 - request.seed % 100)
+
+
+def tokenize(text: str) -> TokenizeResponse:
+    """A token for each character."""
+    return TokenizeResponse(ids=[1] * len(text), texts=[*text], ends=[*range(1, len(text) + 1)], n_ctx=1024, eos_id=0)
+
+
+@pytest.fixture
+def api(make_api: MakeApi) -> Api:
+    return make_api(respond, tokenize=tokenize, max_batch=16, settings={"hosts": "*", "max_body_bytes": "300000"})
+
+
+@pytest.fixture
+def sagemaker(api: Api, hangups: HangupWatcher) -> Api:
+    """A SageMaker container's app in front of the same pool."""
+    return Api(api.pool, hangups, hosts="*", sagemaker="1")

@@ -15,7 +15,6 @@ import structlog
 from falcon import testing
 from msgspec import structs
 
-from gateway.api.schema import MAX_CONTEXT_CHARS
 from gateway.generation.request_starter import MAX_DRAWN_SEED
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.protocol import Accepted, Done, GenerateRequest
@@ -95,35 +94,13 @@ def test_a_sentence_without_a_fit_is_replaced(make_api: MakeApi) -> None:
     assert [error["code"] for error in body["errors"]] == ["no_prediction"]
 
 
-@pytest.mark.parametrize(
-    ("suffix", "expected"),
-    [(None, ""), ("", ""), (" \n ", ""), ("a" * 5000, "a" * 200), ("\U0001f600" * 300, "\U0001f600" * 200)],
-)
-def test_workers_get_the_beginning_of_a_suffix_that_is_not_blank(
-    make_api: MakeApi, suffix: str | None, expected: str
-) -> None:
-    api = make_api(three_texts)
-    body = json.dumps({"context": "He saw", "suffix": suffix})
-    assert api.request("POST", "/autocomplete", body=body).status_code == 200
-    assert {call.suffix for call in api.pool.workers[0].calls} == {expected}
-
-
-def test_a_suffix_is_text_like_a_context(make_api: MakeApi) -> None:
-    api = make_api(three_texts, settings={"max_body_bytes": str(2 * MAX_CONTEXT_CHARS)})
-    for suffix in (1, ["a"], "a" * (MAX_CONTEXT_CHARS + 1)):
-        response = api.complete(suffix=suffix)
-        assert (response.status_code, response.json["errors"][0]["field"]) == (422, "suffix")
-    half_pair = "\ud83d and"
-    bodies = [json.dumps({"context": "He saw", name: half_pair}) for name in ("context", "suffix")]
-    of_context, of_suffix = (api.request("POST", "/autocomplete", body=body) for body in bodies)
-    assert of_context.status_code == of_suffix.status_code
-
-
 def test_defaults_leave_room_for_the_new_tokens_and_finish_a_word(make_api: MakeApi) -> None:
     api = make_api(three_texts)
-    api.complete(seed=0, length=1)
-    assert {call.sampling.max_new_tokens for call in api.pool.workers[0].calls} == {MIN_TOKENS}
-    assert {call.max_prompt_tokens for call in api.pool.workers[0].calls} == {256}
+    for fields, num_prompt_tokens in (({}, 256), ({"max_tokens": 64}, 64)):
+        api.pool.workers[0].calls.clear()
+        api.complete(seed=0, length=1, **fields)
+        assert {call.sampling.max_new_tokens for call in api.pool.workers[0].calls} == {MIN_TOKENS}
+        assert {call.max_prompt_tokens for call in api.pool.workers[0].calls} == {num_prompt_tokens}
 
 
 def test_an_idea_may_take_more_tokens_and_is_cut_where_its_sentence_ends(make_api: MakeApi) -> None:

@@ -15,10 +15,9 @@ from gateway.api.callers import SESSION_HEADER
 from gateway.api.fields import MAX_SESSION_CHARS, OpenAIFields, OwnFields, SamplingFields, TgiFields
 from gateway.api.openai.schema import CompletionRequest
 from gateway.api.tgi_schema import TgiParameters
-from shared.hangups import HangupWatcher
-from shared.protocol import MAX_SEED, Accepted, GenerateRequest, Sampling, Token, TokenizeResponse
-from tests.gateway.api.conftest import Api, MakeApi
-from tests.gateway.generation.stubs import Hang, Refusal, Step, completion, hang
+from shared.protocol import MAX_SEED, Accepted, GenerateRequest, Sampling, Token
+from tests.gateway.api.conftest import Api, MakeApi, respond
+from tests.gateway.generation.stubs import Hang, Refusal, Step, hang
 
 N_CTX, VOCAB_SIZE = 1024, 500  # of the stub pool's model
 
@@ -56,25 +55,6 @@ INVOCATIONS = tuple(
     Dialect("/invocations", name, TgiFields) for name in ("input", "text_inputs", "inputs", "prompt", "context")
 )
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
-
-
-def respond(request: GenerateRequest) -> Iterator[Step]:
-    yield from completion(request, f" the sea {request.seed % 100}", logprob=-1.0 - request.seed % 100)
-
-
-def tokenize(text: str) -> TokenizeResponse:
-    return TokenizeResponse(ids=[1] * len(text), texts=[*text], ends=[*range(1, len(text) + 1)], n_ctx=1024, eos_id=0)
-
-
-@pytest.fixture
-def api(make_api: MakeApi) -> Api:
-    return make_api(respond, tokenize=tokenize, max_batch=16, settings={"hosts": "*", "max_body_bytes": "300000"})
-
-
-@pytest.fixture
-def sagemaker(api: Api, hangups: HangupWatcher) -> Api:
-    """The container's app in front of the same pool."""
-    return Api(api.pool, hangups, hosts="*", sagemaker="1")
 
 
 def code_and_message(answer: testing.Result) -> tuple[str | None, str]:
@@ -302,6 +282,18 @@ def test_half_of_a_surrogate_pair_is_the_replacement_character(api: Api, dialect
     assert api.request("POST", dialect.path, body=body).status_code == 200
     assert {call.prompt for call in api.pool.workers[0].calls} == {"\ufffd went"}
     assert {call.sampling.stop for call in api.pool.workers[0].calls} == {("\ufffd",)}
+
+
+@pytest.mark.parametrize("dialect", [OWN, OPENAI], ids=lambda dialect: dialect.path)
+def test_workers_get_the_beginning_of_a_suffix_that_is_not_blank(api: Api, dialect: Dialect) -> None:
+    long, emojis = "x" * 5000, "\U0001f600" * 300
+    for suffix, expected in ((None, ""), ("", ""), (" \n ", ""), (long, long[:200]), (emojis, emojis[:200])):
+        api.pool.workers[0].calls.clear()
+        assert dialect.post(api, suffix=suffix).status_code == 200
+        assert {call.suffix for call in api.pool.workers[0].calls} == {expected}
+    for wrong in (1, ["a"]):
+        answer = dialect.post(api, suffix=wrong)
+        assert (answer.status_code, code_and_message(answer)[1][:6]) == (dialect.invalid, "suffix")
 
 
 def sessions(api: Api) -> set[str | None]:

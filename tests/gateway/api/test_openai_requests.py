@@ -17,7 +17,7 @@ from gateway.api.operation import JSON
 from shared.api_keys import new_key
 from shared.protocol import Accepted, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
-from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, post, refuse, words
+from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, post, words
 from tests.gateway.api.test_openapi import declared_response, validator
 from tests.gateway.conftest import MakeGateway
 from tests.gateway.generation.stubs import Refusal, Step, completion, make_done
@@ -56,20 +56,8 @@ def test_the_completions_before_a_suffix_are_in_the_order_of_their_fits(make_api
     texts = {part["index"]: part["text"] for chunk in chunks for part in chunk["choices"]}
     assert texts == {0: " w40", 1: " w41"}
     assert {(call.suffix, call.stream) for call in api.pool.workers[0].calls} == {(" the end", False)}
-
-
-def test_what_workers_get_of_a_suffix(api: Api) -> None:
-    """They read a few tokens of it. A blank one is none; nothing is generated for `max_tokens` 0."""
-    for suffix, max_tokens, expected in [
-        ("x" * 10_000, 2, "x" * 200),
-        (" \n", 2, ""),
-        ("", 2, ""),
-        (None, 2, ""),
-        ("the end", 0, ""),
-    ]:
-        complete(api, suffix=suffix, max_tokens=max_tokens, echo=True)
-        assert api.pool.workers[0].calls[-1].suffix == expected
-    assert refuse(api, suffix=["x"])["param"] == "suffix"
+    post(api, suffix=" the end", max_tokens=0, echo=True)  # nothing is generated
+    assert api.pool.workers[0].calls[-1].suffix == ""
 
 
 # Errors ------------------------------------------------------------------------------------------
