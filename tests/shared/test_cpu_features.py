@@ -12,17 +12,17 @@ from shared.cpu_features import CpuFeatures, dtype_problem
 from tests.cpus import SKYLAKE_SP, ZEN_3
 
 
-def test_the_features_are_those_of_the_first_processor() -> None:
+def test_the_features_are_those_of_the_first_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ARM lists features and no name; a machine without /proc has no known features."""
     assert ZEN_3.name == "AMD Ryzen 7 5800U (family, model, stepping: 25 80 0)"
     assert ZEN_3.kernel_flags == ["avx2"]
     assert "sha_ni" in ZEN_3.flags
-
-
-def test_arm_lists_features_and_no_name() -> None:
     cpu = cpu_features.parse("processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU part\t: 0xd40\n\n")
     assert cpu.name
     assert cpu.kernel_flags == ["asimddp", "i8mm", "bf16"]
     assert cpu.has_bf16
+    monkeypatch.setattr(cpu_features, "CPUINFO", cpu_features.CPUINFO / "absent")
+    assert cpu_features.read().flags == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,3 @@ def test_the_fastest_instruction_set_comes_first(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert [found.name for found in CpuFeatures("A CPU", frozenset(flags.split())).instruction_sets] == expected
-
-
-def test_a_machine_without_proc_has_no_known_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_features, "CPUINFO", cpu_features.CPUINFO / "absent")
-    assert cpu_features.read().flags == frozenset()

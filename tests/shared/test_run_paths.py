@@ -44,15 +44,21 @@ def test_the_users_runtime_directory_comes_first(places: Path) -> None:
     assert Settings.load({"TERCET_RUN_DIR": "/x"}).run_path == Path("/x")
 
 
-@pytest.mark.parametrize("given", ["", "relative", "absent", "open to others"])
-def test_a_runtime_directory_that_is_none_is_passed_over(
+@pytest.mark.parametrize("given", ["", "relative", "/nowhere", "open to others", "long"])
+def test_a_runtime_directory_that_cannot_be_used_is_passed_over(
     places: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     if given == "open to others":
         (places / "run").chmod(0o755)
+    elif given == "long":  # for the names of sockets
+        long = places / ("x" * (MAX_SOCKET_PATH_BYTES - len(os.fsencode(places)) - 20))
+        long.mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     else:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", {"absent": "/nowhere"}.get(given, given))
-    assert default_run_path(PORT) == places / "home/.local/state/tercet/run-8000"
+        monkeypatch.setenv("XDG_RUNTIME_DIR", given)
+    path = default_run_path(PORT)
+    assert path == places / "home/.local/state/tercet/run-8000"
+    assert num_socket_path_bytes(path) <= MAX_SOCKET_PATH_BYTES
     (own := places / "user" / str(os.getuid())).mkdir(mode=0o700, parents=True)
     assert default_run_path(PORT) == own / "tercet-8000"
 
@@ -82,15 +88,6 @@ def test_without_a_usable_home_it_is_the_temporary_directory(
         home = str(places / ("x" * 80))
     monkeypatch.setenv("HOME", home)
     assert default_run_path(PORT) == old_default(places)
-
-
-def test_a_place_that_is_too_long_for_sockets_is_passed_over(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = places / ("x" * (MAX_SOCKET_PATH_BYTES - len(os.fsencode(places)) - 20))
-    long.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    path = default_run_path(PORT)
-    assert path == places / "home/.local/state/tercet/run-8000"
-    assert num_socket_path_bytes(path) <= MAX_SOCKET_PATH_BYTES
 
 
 @pytest.mark.parametrize("name", ["serve", "gateway", "workers"])

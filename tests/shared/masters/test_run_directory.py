@@ -24,17 +24,13 @@ from shared.masters.run_directory import (
 from tests.settings import make_settings
 
 
-def test_a_new_directory_is_private_and_marked(tmp_path: Path) -> None:
+def test_a_new_or_empty_directory_is_made_private_and_marked(tmp_path: Path) -> None:
     path = prepare_run_directory(make_settings(run_dir=tmp_path / "a" / "r"))
     assert path.stat().st_mode & 0o777 == 0o700
-    assert [entry.name for entry in path.iterdir()] == [MARKER_FILE]
-    assert prepare_run_directory(make_settings(run_dir=path)) == path
-
-
-def test_an_empty_directory_is_accepted_and_marked(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir(mode=0o755)
-    prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
-    assert (tmp_path / "r" / MARKER_FILE).is_file()
+    (tmp_path / "b").mkdir(mode=0o755)
+    for given in (path, tmp_path / "b"):
+        assert prepare_run_directory(make_settings(run_dir=given)) == given
+        assert [entry.name for entry in given.iterdir()] == [MARKER_FILE]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "plan.json", "serve.lock", ".hidden"])
@@ -43,14 +39,6 @@ def test_a_directory_with_files_and_no_marker_is_refused_untouched(tmp_path: Pat
     with pytest.raises(StartError, match="not empty and was not created by Tercet"):
         lock_run_directory(make_settings(run_dir=tmp_path), "serve")
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {name: "kept"}
-
-
-def test_a_symbolic_link_to_a_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    with pytest.raises(StartError, match="symbolic link"):
-        prepare_run_directory(make_settings(run_dir=tmp_path / "link"))
-    assert list((tmp_path / "there").iterdir()) == []
 
 
 def test_a_symbolic_link_as_marker_or_lock_is_refused(tmp_path: Path) -> None:
@@ -69,22 +57,21 @@ def test_a_symbolic_link_as_marker_or_lock_is_refused(tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-def test_a_file_is_refused_as_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "r").write_text("")
-    with pytest.raises(StartError, match="is not a directory"):
-        prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
-
-
-def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="too long for a Unix socket"):
-        prepare_run_directory(make_settings(run_dir=tmp_path / ("x" * 100)))
-
-
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "r").mkdir(mode=0o777)
-    (tmp_path / "r").chmod(0o777)
-    with pytest.raises(StartError, match="another user"):
-        prepare_run_directory(make_settings(run_dir=tmp_path / "r"))
+def test_what_is_no_private_directory_is_refused_untouched(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    for name, message in (
+        ("link", "symbolic link"),
+        ("file", "is not a directory"),
+        ("x" * 100, "too long for a Unix socket"),
+        ("open", "another user"),
+    ):
+        with pytest.raises(StartError, match=message):
+            prepare_run_directory(make_settings(run_dir=tmp_path / name))
+    assert list((tmp_path / "there").iterdir()) == list((tmp_path / "open").iterdir()) == []
 
 
 def test_a_lock_is_exclusive(tmp_path: Path) -> None:
