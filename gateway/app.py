@@ -24,9 +24,7 @@ from gateway.api.job_computation import compute_job
 from gateway.api.openai.error_format import UnknownRoutes
 from gateway.entrance import Entrance
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
-from gateway.generation.request_starter import RequestStarter
-from gateway.generation.retry_budget import RetryBudget
-from gateway.generation.sessions import Sessions
+from gateway.generation.request_starter import OwnerQuota, RequestStarter, Sessions
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -39,7 +37,7 @@ from gateway.paths import ASKED_PATH, nearest_route, served_path
 from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
-from gateway.pool.quota import OwnerQuota
+from gateway.pool.retries import RetryBudget
 from gateway.pool.tokenizing import PoolTokenizer
 from gateway.pool.watcher import PoolWatcher
 from gateway.routes import HEALTH_PATHS, Route, make_routes

@@ -7,15 +7,16 @@ feedback on earlier answers is refused, and several gateways need a balancer tha
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar, get_args, get_type_hints
 
 import falcon
 
-from gateway.api.feedback_answers import RecentAnswers
 from gateway.api.operation import Answer, Operation, Operations
 from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
@@ -27,6 +28,11 @@ _WITHIN_S = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_S), "+Inf")
 # Upper bounds of a prediction's usefulness, and the values of the label `up_to_keys`.
 USEFULNESS_BOUNDS_KEYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 UP_TO_KEYS = (*(f"{bound:g}" for bound in USEFULNESS_BOUNDS_KEYS), "+Inf")
+# Recent answers: ten minutes of a hundred writers who request at pauses, half a minute of as many who do at each key.
+MAX_ANSWERS = 20_000
+# Recent answers with an accepted sentence, on which `kept` is reported later: fifteen minutes of a hundred writers who
+# accept one every five seconds.
+MAX_ACCEPTED_ANSWERS = 20_000
 _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])
 # An answer is one integer, which takes less memory than objects. From the lowest bit: its number of sentences, the
 # index of its latency bound, and the sentences.
@@ -67,6 +73,57 @@ class _SentenceRecord:
     def up_to_keys(self) -> str | None:
         """None for samples and ideas."""
         return UP_TO_KEYS[self.bucket - 1] if self.bucket else None
+
+
+class RecentAnswers:
+    """The recent answers of this process, each as one integer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Answers by the hash of owner and id, which takes less memory than both. Python salts it, so no client can
+        # choose an id that collides with an answer of another owner.
+        self._answers: OrderedDict[int, int] = OrderedDict()
+        # An answer moves here with the first acceptance, so that requests at each key do not displace it.
+        self._accepted: OrderedDict[int, int] = OrderedDict()
+
+    def add(self, owner: str, answer_id: str, answer: int) -> None:
+        key = hash((owner, answer_id))
+        with self._lock:
+            self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
+            _add(self._answers, key, answer, MAX_ANSWERS)
+
+    def change(
+        self, owner: str, answer_id: str, change: Callable[[int], int], *, is_accepted: bool
+    ) -> tuple[int, int] | None:
+        """Replace an answer.
+
+        Args:
+            change: makes the new answer from the old one; what it raises is passed on, and nothing is replaced.
+            is_accepted: the change is an acceptance.
+
+        Returns:
+            The answer before and after; None: it is not remembered.
+        """
+        key = hash((owner, answer_id))
+        with self._lock:
+            before = self._answers.get(key, self._accepted.get(key))
+            if before is None:
+                return None
+            after = change(before)
+            if key in self._accepted:
+                self._accepted[key] = after
+            elif is_accepted:
+                del self._answers[key]
+                _add(self._accepted, key, after, MAX_ACCEPTED_ANSWERS)
+            else:
+                self._answers[key] = after
+        return before, after
+
+
+def _add(answers: OrderedDict[int, int], key: int, answer: int, max_answers: int) -> None:
+    answers[key] = answer
+    if len(answers) > max_answers:
+        answers.popitem(last=False)
 
 
 class FeedbackStore:

@@ -27,11 +27,10 @@ from gateway.generation.request import (
     RequestContext,
     TokenDelta,
 )
-from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from gateway.pool.attempts import Attempts
 from gateway.pool.client import BranchError, SlotClient
+from gateway.pool.retries import Attempts, RetryBudget
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.prompt_window import SUFFIX_ROOM, window_text

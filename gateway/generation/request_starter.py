@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 import socket
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +18,10 @@ from functools import partial
 from gateway.generation.fanout import Fanout
 from gateway.generation.request import GenerationSpec, Prompt, RequestContext
 from gateway.generation.selection import SelectionPolicy
-from gateway.generation.sessions import Sessions
 from gateway.generation.suggestions import StartedRequest
-from gateway.pool.models import ServedModels
-from gateway.pool.quota import OwnerQuota
+from gateway.pool.slot_table import ServedModels
 from gateway.waiting.cancellation import Cancelling
-from shared.errors import ClientGone, FieldError, NotReady, UnknownModel, invalid_field
+from shared.errors import ClientGone, FieldError, NotReady, QuotaExceeded, Superseded, UnknownModel, invalid_field
 from shared.hangups import HangupWatcher
 from shared.plan import Model
 from shared.protocol import MAX_SEED
@@ -56,6 +56,91 @@ class Caller:
     traceparent: str = ""
     cancelling: Cancelling = lambda _cancel: nullcontext()
     is_job: bool = False
+
+
+class OwnerQuota:
+    """How many requests an owner (API key) may have in flight or waiting at the same time. Thread-safe. Each gateway
+    process counts those that it has itself."""
+
+    def __init__(self, max_concurrency: int) -> None:
+        """
+        Args:
+            max_concurrency: limit of an owner that has none of its own; 0: no limit.
+        """
+        self._max_concurrency = max_concurrency
+        self._lock = threading.Lock()
+        self._num_requests: Counter[str] = Counter()
+
+    @contextmanager
+    def entering(self, owner: str, max_concurrency: int | None = None) -> Iterator[None]:
+        """Count a request while the block runs. Requests without an owner ("") are not limited.
+
+        Args:
+            max_concurrency: the owner's own limit; None: the default, 0: no limit.
+
+        Raises:
+            QuotaExceeded: the owner has that many requests already.
+        """
+        limit = self._max_concurrency if max_concurrency is None else max_concurrency
+        if not owner or not limit:
+            yield
+            return
+        with self._lock:
+            if self._num_requests[owner] >= limit:
+                raise QuotaExceeded(
+                    f"{limit} requests of this API key run or wait already, which is its limit "
+                    "(TERCET_KEY_CONCURRENCY, unless the key has its own). Wait for one of them to end.",
+                )
+            self._num_requests[owner] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_requests[owner] -= 1
+                if not self._num_requests[owner]:
+                    del self._num_requests[owner]
+
+
+class Sessions:
+    """The newest request of each session, which cancels the one before it. A session belongs to an owner (API key).
+    Thread-safe. Each gateway process knows its own requests: the balancer keeps a session at its gateway."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: dict[Hashable, RequestContext] = {}
+
+    @contextmanager
+    def superseding(self, context: RequestContext) -> Iterator[None]:
+        """Cancel the session's previous request; while the block runs, the next request cancels this one.
+
+        A cancelled request ends with `Superseded`, whether it waits for room or is being decoded.
+
+        Raises:
+            Superseded: a request with a higher number has come before this one.
+        """
+        if context.spec.session is None:
+            yield
+            return
+        session = context.spec.owner, context.spec.session
+        with self._lock:
+            other = self._newest.get(session)
+            is_late = other is not None and 0 < context.spec.sequence < other.spec.sequence
+            if not is_late:
+                self._newest[session] = context
+        if is_late:
+            raise _superseded()
+        if other is not None:
+            other.cancel(_superseded())
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._newest.get(session) is context:
+                    del self._newest[session]
+
+
+def _superseded() -> Superseded:
+    return Superseded("A newer request of this session came.", headers={"x-should-retry": "false"})
 
 
 class RequestStarter:

@@ -17,7 +17,6 @@ from functools import partial
 
 from msgspec import structs
 
-from gateway.generation.english import CHAT_VOICE
 from gateway.generation.request import (
     BranchEvent,
     BranchFailure,
@@ -26,7 +25,7 @@ from gateway.generation.request import (
     GenerationSpec,
     TokenDelta,
 )
-from gateway.generation.trimming import is_alike, rejection_reason, repeats_run, trim
+from gateway.generation.trimming import CHAT_VOICE, is_alike, rejection_reason, repeats_run, trim
 from shared.protocol import Done
 from shared.text import NOT_TEXT, expected_keys
 

@@ -18,13 +18,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.pool.models import ServedModels
-from gateway.pool.owner_shares import OwnerShares
-from gateway.pool.placement import DocumentAffinity, RevisionPin, place_on_one_revision
-from gateway.pool.slot_table import MAX_DOWN_S, SlotTable
+from gateway.pool.placement import DocumentAffinity, OwnerShares, RevisionPin, place_on_one_revision
+from gateway.pool.slot_table import MAX_DOWN_S, ServedModels, SlotTable
 from gateway.waiting.cancellation import Cancelling
-from gateway.waiting.fair_queue import Line, line_of
-from gateway.waiting.room import Waiter, WaitingRoom
+from gateway.waiting.room import Line, Waiter, WaitingRoom
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan, Slot
 from shared.protocol import State
@@ -312,7 +309,7 @@ class Admission:
             passed: set[Line] = set()
             while (head := self._room.head(queue, passed)) is not None:
                 if self._must_wait(head):
-                    passed.add(line_of(head))
+                    passed.add(head.line)
                 elif not self._try_to_settle(head):
                     break
 
@@ -324,9 +321,7 @@ class Admission:
         capacity = sum(slot.shared_batch for slot in slots)
         shares = self._shares[reservation.model]
         # Without a slot the request may have to be refused, which `_try_to_settle` knows.
-        return bool(slots) and shares.must_wait(
-            line_of(reservation), reservation.num_branches, capacity, self._room.sizes
-        )
+        return bool(slots) and shares.must_wait(reservation.line, reservation.num_branches, capacity, self._room.sizes)
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
         pin = reservation.pin
@@ -341,7 +336,7 @@ class Admission:
             pin.revision = self._table.entries[slots[0]].state.revision
             pin.num_running += len(slots)
             self._table.reserve(slots)
-            self._shares[reservation.model].add(line_of(reservation), len(slots))
+            self._shares[reservation.model].add(reservation.line, len(slots))
             self._affinity.remember(reservation.document, slots[0])
             self._has_long_text |= reservation.queue == LONG_TEXTS
             reservation.slots = slots

@@ -1,4 +1,5 @@
-"""Placement: which slots the branches of a request go to. Functions of slots' entries; knows no lock and no HTTP.
+"""Placement: which slots the branches of a request go to, and how much of them an owner may fill. Knows neither locks
+nor HTTP; `Admission` holds its own lock around every call.
 
 A slot's load is its branches in flight times its measured time per token. A slot that is twice as slow has the same
 load with half the work, so unequal GPUs get unequal shares.
@@ -16,11 +17,13 @@ Three policies; the figures are times of GPT-2 small's linear layers on two core
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.pool.slot_table import Entry
+from gateway.waiting.room import Line
 from shared.setting_values import Placement
 
 # Document affinity holds while the load of the slot with the cached prompt is at most this multiple of the lowest.
@@ -28,6 +31,11 @@ MAX_AFFINITY_LOAD_RATIO = 2.0
 # Documents remembered before the least recently used is dropped. A dropped one may be placed on another slot, which
 # then computes its prompt once more.
 MAX_DOCUMENTS = 10_000
+# An owner beyond its share leaves an eighth of the room to others. Of the default batch it is six branches, two
+# requests of three: one for a request that comes, and one for the next, before a sequence of the first has ended.
+HEADROOM_DIVISOR = 8
+# Who has sent no request for this long does not count. An editor sends one at least every few seconds.
+RECENT_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -152,3 +160,63 @@ def largest_wave(slots: Sequence[Entry], policy: Placement) -> int:
     """How many branches can be placed together at most on these slots when they are idle."""
     sizes = [slot.max_batch for slot in slots]
     return max(sizes, default=0) if policy == "pack" else sum(sizes)
+
+
+class OwnerShares:
+    """The part of a model's room that one owner (API key) may fill while others use it too: branches in flight of each
+    owner, and how many of them are of sessions.
+
+    A request that waits for room waits for sequences to end, not for its turn: where one owner fills all slots with
+    long prompts, the next request of another waits for a whole generation, however fair the queue is. And on a CPU each
+    sequence makes the steps of all others longer. So an owner beyond its equal share of the room leaves some free for
+    those that want no more than theirs. Where all want more, they fill the room together: none of them would be
+    answered sooner.
+
+    Requests of sessions keep to their owner's share in any case. An engine that decodes those of all sessions together
+    slows each of them down until none ends before the next key, which supersedes it.
+    """
+
+    def __init__(self) -> None:
+        self._num_branches: Counter[str] = Counter()
+        self._num_of_sessions: Counter[str] = Counter()
+        self._seen_at: OrderedDict[str, float] = OrderedDict()  # of recent owners, the last seen at the end
+
+    def note(self, owner: str) -> None:
+        """A request of this owner has arrived."""
+        now = time.monotonic()
+        self._seen_at[owner] = now
+        self._seen_at.move_to_end(owner)
+        while next(iter(self._seen_at.values())) < now - RECENT_S:
+            self._seen_at.popitem(last=False)
+
+    def add(self, line: Line, num_branches: int) -> None:
+        """Count branches that have got room; negative: that have given it back."""
+        owner, has_session = line
+        for counter in (self._num_branches, self._num_of_sessions) if has_session else (self._num_branches,):
+            counter[owner] += num_branches
+            if not counter[owner]:
+                del counter[owner]
+
+    def must_wait(self, line: Line, num_branches: int, capacity: int, num_waiting: Mapping[str, int]) -> bool:
+        """Whether this many branches more would exceed the owner's share and leave too little room to one that wants no
+        more than its own, or are of a session.
+
+        Args:
+            capacity: branches that the model's slots may hold together while such owners use them.
+            num_waiting: branches that wait for room, by owner.
+        """
+        owner, has_session = line
+        share = capacity // max(1, len(self._seen_at))
+        if has_session:
+            num_running = self._num_of_sessions.get(owner, 0)
+            if num_running and num_running + num_branches > share:
+                return True
+        has = self._num_branches.get(owner, 0)
+        if len(self._seen_at) < 2 or not has or has + num_branches <= share:
+            return False
+        if self._num_branches.total() + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
+            return False
+        return any(
+            other != owner and self._num_branches.get(other, 0) + num_waiting.get(other, 0) <= share
+            for other in self._seen_at
+        )

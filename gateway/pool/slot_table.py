@@ -1,11 +1,13 @@
-"""What admission knows of each slot: the last state of its worker, and how many branches are reserved in it.
+"""What admission knows of each slot and each model: the last state of a slot's worker, and how many branches are
+reserved in it; what the plan says of a model, or its workers do.
 
-Plain data without a lock; `Admission` holds its own lock around every call.
+`SlotTable` is plain data without a lock; `Admission` holds its own lock around every call.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.plan import Slot
+from shared.plan import REMOTE, Model, Plan, Slot
 from shared.protocol import State
 
 UNKNOWN = State(state="down", reason="its worker has not reported a state yet")
@@ -30,6 +32,9 @@ MIN_SHARE = 3
 # 1.7 times as long as the three of one request, nine 1.2 to 2.7 times, 36 up to 9.5 times (measured by hand: embedded
 # and small, fp32 and int8, after 64 and 900 tokens; AMD EPYC, Zen 4, one core).
 CPU_BLOCK_ROWS = 6
+# A gateway that starts, in the place of one that was killed for example, has the first state of a worker that can be
+# reached well within this time. Requests wait for it; later they are refused at once.
+FIRST_STATE_S = 3.0
 
 
 @dataclass(slots=True, eq=False)
@@ -218,6 +223,49 @@ class SlotTable:
     def _of(self, model: str) -> Iterator[Entry]:
         """The slots of a model that get branches."""
         return (entry for entry in self.entries.values() if entry.slot.model == model and not entry.is_leaving)
+
+
+class ServedModels:
+    """The models of the plan. What it lacks of one that only other machines hold, the states of its workers say.
+    Thread-safe: a model is replaced, never changed.
+
+    Attributes:
+        names: fixed at the start.
+        default: model of a request that names none.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._models = {model.name: model for model in plan.models}
+        self.names = list(dict.fromkeys([slot.model for slot in plan.slots] + [model.name for model in plan.models]))
+        self.default = plan.default_model
+        self._waits_until = time.monotonic() + FIRST_STATE_S
+        self._learned = threading.Condition()
+
+    def all(self) -> list[Model]:
+        return list(self._models.values())
+
+    def get(self, name: str) -> Model:
+        """The model of this name. Its `n_ctx` is 0 as long as no worker has reported it."""
+        return self._models[name]
+
+    def wait_for(self, name: str) -> Model:
+        """As `get`. In the first seconds of this process it waits until a worker has reported the model's `n_ctx`."""
+        with self._learned:
+            self._learned.wait_for(lambda: self._models[name].n_ctx, max(0.0, self._waits_until - time.monotonic()))
+        return self._models[name]
+
+    def learn(self, name: str, state: State) -> None:
+        """Note what a worker reports of its model. A checkpoint on this machine has been read: nothing is learned."""
+        model = self._models.get(name)
+        if model is None or model.source != REMOTE or not state.n_ctx:
+            return
+        if (model.n_ctx, model.vocab_size, model.revision) != (state.n_ctx, state.vocab_size, state.revision):
+            known = msgspec.structs.replace(
+                model, n_ctx=state.n_ctx, vocab_size=state.vocab_size, revision=state.revision
+            )
+            with self._learned:
+                self._models[name] = known
+                self._learned.notify_all()
 
 
 def _is_gone(state: State) -> bool:

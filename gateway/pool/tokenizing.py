@@ -14,8 +14,8 @@ from contextlib import nullcontext
 from functools import partial
 
 from gateway.pool.admission import Admission
-from gateway.pool.attempts import Attempts
 from gateway.pool.client import BranchError, SlotClient
+from gateway.pool.retries import Attempts
 from gateway.waiting.cancellation import Cancellation, Cancelling
 from shared.cpu_share import pause_after
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, TercetError

@@ -13,9 +13,9 @@ from falcon import testing
 
 from gateway.app import GatewayApp, create_app
 from gateway.generation.fanout import Fanout
-from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
+from gateway.pool.retries import RetryBudget
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan, make_slots
 from shared.protocol import State

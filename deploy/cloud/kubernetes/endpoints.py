@@ -17,9 +17,9 @@ from typing import Any
 
 from gateway.app import create_app
 from gateway.generation.fanout import Fanout
-from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
+from gateway.pool.retries import RetryBudget
 from gateway.routes import describe
 from shared.hangups import HangupWatcher
 from shared.plan import Model, Plan

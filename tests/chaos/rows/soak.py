@@ -14,7 +14,7 @@ from typing import Any
 
 import safetensors.torch
 
-from gateway.api.feedback_answers import MAX_ANSWERS
+from gateway.api.feedback import MAX_ANSWERS
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Context, Findings

@@ -9,8 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from msgspec import structs
 
-from gateway.api.feedback import USEFULNESS_BOUNDS_KEYS, FeedbackStore
-from gateway.api.feedback_answers import MAX_ACCEPTED_ANSWERS, MAX_ANSWERS
+from gateway.api.feedback import MAX_ACCEPTED_ANSWERS, MAX_ANSWERS, USEFULNESS_BOUNDS_KEYS, FeedbackStore
 from gateway.api.schema import FeedbackRequest
 from gateway.metrics import Metrics
 from shared.errors import InvalidRequest, NotFound

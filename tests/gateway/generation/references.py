@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.generation.english import DETERMINER, is_function_word
+from gateway.generation.trimming import DETERMINER, is_function_word
 
 PUNCTUATION = ".,;:!?…\"'“”‘’()[]«»_*-–—"
 

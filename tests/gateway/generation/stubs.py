@@ -21,10 +21,10 @@ import msgspec
 
 from gateway.generation.fanout import Fanout
 from gateway.generation.request import GenerationSpec
-from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
+from gateway.pool.retries import RetryBudget
 from shared.plan import Model, Plan, make_slots
 from shared.protocol import (
     PROTOCOL,

@@ -18,12 +18,11 @@ import structlog
 from gateway.generation import request as request_module
 from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TokenDelta
-from gateway.generation.retry_budget import RetryBudget
 from gateway.metrics import Metrics
-from gateway.pool import attempts
+from gateway.pool import retries
 from gateway.pool.admission import Admission
-from gateway.pool.attempts import MAX_ATTEMPTS
 from gateway.pool.client import NO_SOCKET, SlotClient
+from gateway.pool.retries import MAX_ATTEMPTS, RetryBudget
 from shared.errors import DeadlineExceeded, Overloaded, ShuttingDown
 from shared.protocol import PROTOCOL, Accepted, Failed, GenerateRequest, Group, Sampling, State
 from shared.time_margins import MARGINS
@@ -284,7 +283,7 @@ def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_po
 def test_a_branch_waits_for_a_worker_that_stops_and_then_has_its_attempts(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, code: str, *, is_away: bool
 ) -> None:
-    monkeypatch.setattr(attempts, "MAX_TRANSIENT_S", 0.3)
+    monkeypatch.setattr(retries, "MAX_TRANSIENT_S", 0.3)
     begin = time.monotonic()
     pool = make_pool(lambda _: [Refusal(503, code)])
     [failure] = start(pool, RequestContext(make_spec(num_completions=1)))

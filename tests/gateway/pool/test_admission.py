@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.pool import owner_shares
+from gateway.pool import placement
 from gateway.pool.admission import Admission
 from gateway.pool.placement import RevisionPin
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded
@@ -166,7 +166,7 @@ def test_an_owner_beyond_its_share_is_refused_where_no_slot_is_left(wait: Wait) 
 def test_an_owner_that_is_alone_gets_all_the_room(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
     admission = make([("small", 2)], max_batch=12, queue=96)
     admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
-    monkeypatch.setattr(owner_shares, "RECENT_S", 0.0)
+    monkeypatch.setattr(placement, "RECENT_S", 0.0)
     for _ in range(8):
         wait(admission, "small", 3, soon(), owner="burst")
     assert sum(admission.in_flight()) == 24

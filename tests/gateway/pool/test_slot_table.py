@@ -1,14 +1,20 @@
-"""The slot table: which slots placement sees, when a model counts as failed, and when as expected."""
+"""The slot table: which slots placement sees, when a model counts as failed, and when as expected; and what a request
+for a model that only other machines hold waits for."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.pool.slot_table import HANDOVER_S, MAX_DOWN_S, SlotTable
-from shared.plan import Remote, Slot, make_slots
+from gateway.pool import slot_table
+from gateway.pool.slot_table import HANDOVER_S, MAX_DOWN_S, ServedModels, SlotTable
+from shared.plan import REMOTE, Model, Plan, Remote, Slot, make_slots
 from shared.protocol import State
+
+PLAN = Plan({}, [Model("small", "", REMOTE, 0, 0)], [])
+WARM = State(state="warm", model="small", n_ctx=64, vocab_size=500)
 
 
 def make(max_down_s: float = MAX_DOWN_S) -> SlotTable:
@@ -156,3 +162,18 @@ def test_a_slot_that_leaves_gets_no_branches_and_is_removed_once_it_is_idle() ->
     table.release(7)
     assert table.remove(7)
     assert table.states == {}
+
+
+def test_a_request_waits_for_the_first_state_after_the_start() -> None:
+    """A gateway that takes the place of a killed one has clients before it has states."""
+    models = ServedModels(PLAN)
+    assert models.get("small").n_ctx == 0
+    reports = threading.Timer(0.05, models.learn, ("small", WARM))
+    reports.start()
+    assert models.wait_for("small").n_ctx == 64
+    reports.join()
+
+
+def test_later_it_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_table, "FIRST_STATE_S", 0.0)
+    assert ServedModels(PLAN).wait_for("small").n_ctx == 0

@@ -1,4 +1,5 @@
-"""A waiting room: each request is settled once, none waits beyond the bound, and who has most gives way."""
+"""A waiting room: each request is settled once, none waits beyond the bound, who has most gives way, and no owner of a
+queue ever starves (deficit round robin)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.waiting.room import Waiter, WaitingRoom
+from gateway.waiting.room import FairQueue, Waiter, WaitingRoom
 from shared.errors import ClientGone, Overloaded
 
 BOUND = 20
+MAX_BRANCHES = 8
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,7 +26,7 @@ class Request(Waiter):
 
 
 def request(owner: str, size: int = 1, **fields: object) -> Request:
-    return Request(owner=owner, size=size, deadline=0.0, **fields)  # type: ignore[arg-type]
+    return Request(owner=owner, size=size, cost=size, deadline=0.0, **fields)  # type: ignore[arg-type]
 
 
 def test_the_request_that_would_be_served_last_is_refused() -> None:
@@ -58,7 +60,7 @@ class History(RuleBasedStateMachine):
         is_urgent=st.booleans(),
     )
     def enter(self, owner: str, queue: str, size: int, is_latest_first: bool, is_urgent: bool) -> None:
-        new = request(owner, size, queue=queue, cost=size, is_latest_first=is_latest_first, is_urgent=is_urgent)
+        new = request(owner, size, queue=queue, is_latest_first=is_latest_first, is_urgent=is_urgent)
         self.room.enter(new)
         self.waiting.append(new)
         while (refused := self.room.refuse_one(lambda: Overloaded("full"))) is not None:
@@ -116,3 +118,110 @@ class History(RuleBasedStateMachine):
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(stateful_step_count=40)
+
+
+def serve_all(queue: FairQueue[Request]) -> list[Request]:
+    served = []
+    while (head := queue.head()) is not None:
+        queue.serve(head)
+        served.append(head)
+    return served
+
+
+def test_shares_are_equal_in_branches_whatever_the_size_of_requests() -> None:
+    queue = FairQueue[Request]()
+    for _ in range(80):
+        queue.append(request("small"))
+    for _ in range(10):
+        queue.append(request("large", 8))
+    served: Counter[str] = Counter()
+    for each in serve_all(queue):
+        served[each.owner] += each.cost
+        if served["small"] < 80 and served["large"] < 80:
+            assert abs(served["small"] - served["large"]) <= 8
+
+
+def test_the_latest_of_requests_that_become_useless_is_first_and_holds_up_no_other() -> None:
+    queue = FairQueue[Request]()
+    latest_first = [request("a", is_latest_first=True) for _ in range(3)]
+    first_come = [request("a") for _ in range(3)]
+    for pair in zip(latest_first, first_come, strict=True):
+        for each in pair:
+            queue.append(each)
+    served = serve_all(queue)
+    assert [each for each in served if each.is_latest_first] == latest_first[::-1]
+    assert [each for each in served if not each.is_latest_first] == first_come
+    assert {each.is_latest_first for each in served[:2]} == {True, False}
+
+
+def test_an_owner_of_both_kinds_gets_no_more_than_another() -> None:
+    queue = FairQueue[Request]()
+    for number in range(60):
+        queue.append(request("both", 3, is_latest_first=number % 2 == 0))
+        queue.append(request("one", 3))
+    served = Counter(each.owner for each in serve_all(queue)[:60])
+    assert abs(served["both"] - served["one"]) <= 2
+
+
+class Fairness(RuleBasedStateMachine):
+    """While two owners both wait, neither gets more than two of the largest requests more than the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue[Request]()
+        self.waiting: dict[str, list[Request]] = {}
+        # Branches served to the first owner of each pair less those to the second, since both wait: the highest and
+        # lowest values of it, and the last.
+        self.leads: dict[tuple[str, str], list[int]] = {}
+
+    @rule(owner=st.sampled_from("abc"), num_branches=st.integers(1, MAX_BRANCHES))
+    def append(self, owner: str, num_branches: int) -> None:
+        new = request(owner, num_branches)
+        self.queue.append(new)
+        self.waiting.setdefault(owner, []).append(new)
+        for other in self.waiting:
+            if other != owner:
+                self.leads.setdefault((min(owner, other), max(owner, other)), [0, 0, 0])
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def serve(self) -> None:
+        head = self.queue.head()
+        assert head is not None
+        self.queue.serve(head)
+        for pair, lead in self.leads.items():
+            if head.owner in pair:
+                lead[2] += head.cost * (1 if head.owner == pair[0] else -1)
+                lead[:2] = [max(lead[0], lead[2]), min(lead[1], lead[2])]
+        self._leave(head)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.waiting)))
+        cancelled = data.draw(st.sampled_from(self.waiting[owner]))
+        self.queue.remove(cancelled)
+        self._leave(cancelled)
+
+    def _leave(self, left: Request) -> None:
+        requests = self.waiting[left.owner]
+        requests.remove(left)
+        if not requests:
+            del self.waiting[left.owner]
+            self.leads = {pair: lead for pair, lead in self.leads.items() if left.owner not in pair}
+
+    @invariant()
+    def the_head_is_its_owners_first(self) -> None:
+        head = self.queue.head()
+        assert (head is None) == (not self.waiting)
+        assert head is None or self.waiting[head.owner][0] is head
+        for owner in "abc":
+            assert self.queue.last(owner) == self.waiting.get(owner, [])[-1:]
+
+    @invariant()
+    def no_pair_drifts_apart(self) -> None:
+        assert all(highest - lowest <= 2 * MAX_BRANCHES for highest, lowest, _ in self.leads.values())
+
+
+TestFairness = Fairness.TestCase
+TestFairness.settings = settings(stateful_step_count=40)

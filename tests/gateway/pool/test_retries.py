@@ -1,4 +1,4 @@
-"""What follows a call that failed, without threads: the table of codes, and bounds that hold for every history."""
+"""What follows a call that failed, without threads: bounds that hold for every history, and for all requests."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pool.attempts import (
+from gateway.pool.client import BranchError
+from gateway.pool.retries import (
     MAX_ATTEMPTS,
+    MAX_RETRY_RATIO,
     MAX_TRANSIENT_S,
     SCARCE_MEMORY,
     SLOT_FULL,
+    STEP_S,
     TRANSIENT_CODES,
     WAIT_PAUSES_S,
+    WINDOW_S,
     Attempts,
+    RetryBudget,
 )
-from gateway.pool.client import BranchError
+from tests.gateway.clock import Clock
 
 CODES = ("broken", "timeout", SCARCE_MEMORY, SLOT_FULL, *TRANSIENT_CODES)
 
@@ -73,3 +78,27 @@ def test_whatever_fails_there_are_never_more_attempts_than_allowed(history: list
             break
     assert num_calls <= MAX_ATTEMPTS
     assert attempts.tried_slots == tried
+
+
+def num_granted(budget: RetryBudget, number: int = 1000) -> int:
+    return sum(budget.take_retry() for _ in range(number))
+
+
+def test_branches_and_retries_count_for_the_length_of_the_window() -> None:
+    clock = Clock()
+    budget = RetryBudget(3, clock)
+    budget.add_branches(100)
+    assert num_granted(budget) == MAX_RETRY_RATIO * 100 == 10
+    clock.now += WINDOW_S - 2 * STEP_S
+    assert num_granted(budget) == 0
+    clock.now += 3 * STEP_S
+    assert num_granted(budget) == 3
+
+
+def test_a_steady_share_of_failures_is_retried_without_end() -> None:
+    clock = Clock()
+    budget = RetryBudget(3, clock)
+    for _ in range(600):
+        clock.now += 0.1
+        budget.add_branches(30)
+        assert num_granted(budget, 3) == 3
