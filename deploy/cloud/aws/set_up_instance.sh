@@ -1,7 +1,7 @@
 #!/bin/bash
 # Sets up Tercet on an Amazon Linux 2023 instance that runs while there are jobs (lambda-ec2.yaml), as root:
 #   set_up_instance.sh TERCET_JOBS TERCET_MODELS TERCET_IDLE_STOP_S TERCET_JOB_TTL_S [MODEL_ARCHIVE [TOKEN_PARAMETER]]
-# AWS_DEFAULT_REGION is the region of the archive and of the parameter (deploy/cloud/aws/first_model.py).
+# AWS_DEFAULT_REGION is the region of the archive and of the parameter (first_model.sh).
 set -euo pipefail
 [ $# -ge 4 ] || { echo "usage: $0 JOBS MODELS IDLE_STOP_S JOB_TTL_S [MODEL_ARCHIVE [TOKEN_PARAMETER]]" >&2; exit 64; }
 
@@ -21,7 +21,7 @@ install -d -o tercet -g tercet -m 700 /etc/tercet /var/lib/tercet
 # The service downloads no model, and knows no token.
 cd /opt/tercet
 models=$(runuser -u tercet -- env HOME=/var/lib/tercet HF_HOME=/var/lib/tercet/models TERCET_RUN_DIR=/tmp/tercet-fetch \
-  .venv/bin/python -m deploy.cloud.aws.first_model "$2" "${5:-}" "${6:-}")
+  PATH="/opt/tercet/.venv/bin:$PATH" bash deploy/cloud/aws/first_model.sh "$2" "${5:-}" "${6:-}")
 printf '%s\n' "TERCET_JOBS=$1" "TERCET_MODELS=$models" "TERCET_IDLE_STOP_S=$3" "TERCET_JOB_TTL_S=$4" >/etc/tercet/environment
 
 systemctl daemon-reload

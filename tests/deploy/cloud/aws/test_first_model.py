@@ -19,12 +19,24 @@ import pytest
 from tests.deploy.cloud.aws.cloud import REGION, Cloud
 from tests.deploy.cloud.aws.stacks import BUCKET, load_template, wake_stack
 from tests.e2e.harness import ROOT
+from tests.programs import write_program
 from tests.workers.checkpoints.conftest import hub
 from tests.workers.checkpoints.hub_server import Hub
 from workers.checkpoints.resolve import EMBEDDED
 
 __all__ = ["hub"]
 
+# In place of Amazon's program, for the two commands of the script.
+AWS = """
+import boto3, sys
+words = sys.argv[1:]
+if words[:2] == ["s3", "cp"]:
+    bucket, _, key = words[2].removeprefix("s3://").partition("/")
+    sys.stdout.buffer.write(boto3.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read())
+else:
+    name, is_decrypted = words[words.index("--name") + 1], "--with-decryption" in words
+    print(boto3.client("ssm").get_parameter(Name=name, WithDecryption=is_decrypted)["Parameter"]["Value"])
+"""
 KEY, PARAMETER, SECRET = "models/legal.tar.gz", "/tercet/hub-token", "hf_secret"
 ARCHIVE = f"s3://{BUCKET}/{KEY}"
 
@@ -45,17 +57,15 @@ def put_archive(cloud: Cloud, data: bytes) -> None:
 
 
 def first_boot(cloud: Cloud, base: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The command of `set_up_instance.sh`, with the model's directory below `base`."""
-    code = (
-        "import sys, pathlib, deploy.cloud.aws.first_model as it\n"
-        f"it.first_model.__defaults__ = (pathlib.Path({str(base / 'model')!r}),)\n"
-        "it.main(sys.argv[1:], it.os.environ)"
-    )
+    """The command of `set_up_instance.sh`, with `base` as the home of the service's user."""
+    write_program(base / "bin/aws", f"exec {sys.executable} -c '{AWS}' \"$@\"")
+    path = f"{base}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
+    own = {"PATH": path, "HOME": str(base), "TERCET_RUN_DIR": str(base / "run"), "TERCET_DEVICES": "cpu"}
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        ["bash", "deploy/cloud/aws/first_model.sh", *arguments],
         cwd=ROOT,
-        env={**kept, **cloud.environ, "TERCET_RUN_DIR": str(base / "run"), "TERCET_DEVICES": "cpu", **environ},
+        env={**kept, **cloud.environ, **own, **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -78,9 +88,10 @@ def test_weights_of_ones_own_are_unpacked_and_checked(cloud: Cloud, tmp_path: Pa
         (archive_of(EMBEDDED, prefix="legal/"), "has no config.json at its top"),
         (b"not an archive", "cannot be unpacked"),
         (archive_of(EMBEDDED)[:1000], "cannot be unpacked"),
-        (None, "cannot be unpacked: An error occurred (NoSuchBucket)"),
+        (archive_of(EMBEDDED, prefix="../outside/"), "cannot be unpacked"),
+        (None, "NoSuchBucket"),
     ],
-    ids=["a folder", "no archive", "cut", "no bucket"],
+    ids=["a folder", "no archive", "cut", "outside of the directory", "no bucket"],
 )
 def test_an_archive_that_cannot_be_served_ends_the_boot(
     cloud: Cloud, tmp_path: Path, data: bytes | None, reason: str
@@ -90,17 +101,6 @@ def test_an_archive_that_cannot_be_served_ends_the_boot(
     done = first_boot(cloud, tmp_path, "small", ARCHIVE)
     assert (done.returncode, done.stdout) == (1, "")
     assert reason in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_member_outside_of_the_directory_is_refused(cloud: Cloud, tmp_path: Path) -> None:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("../outside"))
-    put_archive(cloud, content.getvalue())
-    done = first_boot(cloud, tmp_path, "small", ARCHIVE)
-    assert done.returncode == 1
-    assert "cannot be unpacked" in done.stderr
     assert not (tmp_path / "outside").exists()
 
 
@@ -164,4 +164,4 @@ def test_the_template_and_the_script_pass_them_on() -> None:
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-2:] == [ARCHIVE, PARAMETER]
     set_up = (ROOT / "deploy/cloud/aws/set_up_instance.sh").read_text()
-    assert '-m deploy.cloud.aws.first_model "$2" "${5:-}" "${6:-}")' in set_up
+    assert 'bash deploy/cloud/aws/first_model.sh "$2" "${5:-}" "${6:-}")' in set_up
