@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, chain
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, Toke
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import CharacterIndex, Detokenizer
 from workers.text.token_healing import TokenHealing
-from workers.text.tokenizer import AfterPart, Tokenizer
+from workers.text.tokenizer import Tokenizer
 from workers.text.window import encode_window
 
 # Requests whose branches arrive at the same time. A request's last branch comes within milliseconds of its first.
@@ -79,7 +79,7 @@ class Codec:
         text: str,
         *,
         special_as_text: bool = False,
-        after_part: AfterPart | None = None,
+        after_part: Callable[[], None] | None = None,
         is_prompt: bool = True,
     ) -> TokenizeResponse:
         """The tokens of `text`, as those of a prompt.

@@ -139,7 +139,7 @@ class SlotService:
             on_fatal=on_fatal,
         )
         self._predictor = Predictor(self._engine)
-        self._tokenizing = TokenizingTurn(lambda: self._engine.status().is_busy)
+        self._tokenizing = TokenizingTurn()
 
     def start(
         self,

@@ -40,7 +40,7 @@ from shared.protocol import Tokens
 _ERRORS_OF_TURNS: tuple[type[TercetError], ...] = (QuotaExceeded, Overloaded, NotReady, DeadlineExceeded)
 _TEXT = f"a string of up to {MAX_INPUT_CHARS} characters"
 _encode = msgspec.json.Encoder().encode
-# Tokens that are encoded without a pause: 2 ms of CPU time.
+# Tokens that are encoded at once: 2 ms of CPU time.
 TOKENS_AT_ONCE = 4096
 
 
@@ -126,7 +126,7 @@ class TokenizeResource:
         body = req.bounded_stream.read()
         if "inputs" in (members := members_of(replace_lone_surrogates(body))) or "prompt" not in members:
             text = parse_inputs(body).request.inputs
-            resp.data = self._encode_texts(text, _tokens_of(self._starter, self._tokenizer, req, text))
+            resp.data = _encode_texts(text, _tokens_of(self._starter, self._tokenizer, req, text))
             return
         request = parse_prompt(body).request
         found = _tokens_of(self._starter, self._tokenizer, req, request.prompt)
@@ -137,18 +137,6 @@ class TokenizeResource:
         resp.data = _encode(
             TokenIds(count=len(found.ids), max_model_len=found.n_ctx, tokens=found.ids, token_strs=texts)
         )
-
-    def _encode_texts(self, text: str, found: Tokens) -> bytes:
-        """The answer with texts, part by part: a MiB has a token for each byte at most, and to make and encode them
-        takes 0.1 s or more, during which the workers lack a core."""
-        tokens, parts = _text_tokens(text, found), []
-        began_at = time.thread_time()
-        while part := list(islice(tokens, TOKENS_AT_ONCE)):
-            parts.append(_encode(part)[1:-1])
-            if len(part) == TOKENS_AT_ONCE:
-                self._tokenizer.give_way(time.thread_time() - began_at)
-                began_at = time.thread_time()
-        return b"[" + b",".join(parts) + b"]"
 
 
 class TokenizerInfoResource:
@@ -203,6 +191,14 @@ def _tokens_of(starter: RequestStarter, tokenizer: PoolTokenizer, req: falcon.Re
             owner=caller.owner,
             cancelling=starter.watching(caller),
         )
+
+
+def _encode_texts(text: str, found: Tokens) -> bytes:
+    """The answer with texts, part by part: a MiB has a token for each byte at most, and to encode them takes 0.1 s or
+    more, during which no other thread would have the interpreter lock."""
+    tokens = _text_tokens(text, found)
+    parts = iter(lambda: list(islice(tokens, TOKENS_AT_ONCE)), [])
+    return b"[" + b",".join(_encode(part)[1:-1] for part in parts) + b"]"
 
 
 def _text_tokens(text: str, found: Tokens) -> Iterator[TextToken]:

@@ -17,7 +17,6 @@ from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.retries import Attempts
 from gateway.waiting.cancellation import Cancellation, Cancelling
-from shared.cpu_share import pause_after
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, TercetError
 from shared.protocol import LONG_TEXT_CHARS, Tokens
 
@@ -75,11 +74,6 @@ class PoolTokenizer:
         finally:
             with self._lock:
                 self._running.discard(cancellation)
-
-    def give_way(self, busy_s: float) -> None:
-        """Pause after a part of the work on a text's tokens, which took `busy_s`, while completions are computed."""
-        if any(self._admission.in_flight()):
-            time.sleep(pause_after(busy_s))
 
     def cancel_all(self, reason: TercetError) -> None:
         """End every call, running or waiting, with `reason`; from now on `tokenize` raises it."""

@@ -1,4 +1,4 @@
-"""Texts in a worker: one long one and one other at a time, at a bounded share of a core while its engine decodes."""
+"""Texts in a worker: one long one and one other at a time."""
 
 from __future__ import annotations
 
@@ -7,82 +7,12 @@ from typing import Any
 
 import pytest
 
-from shared.cpu_share import SHARE
 from shared.errors import ClientGone, SlotFull
-from shared.protocol import LONG_TEXT_CHARS, TokenizeRequest, TokenizeResponse
+from shared.protocol import LONG_TEXT_CHARS, TokenizeRequest
 from tests.e2e.harness import until
 from tests.workers.slots import warm_service
-from workers import tokenizing
-from workers.tokenizing import MAX_PAUSE_S, TokenizingTurn
 
 LONG_TEXT = "x" * (LONG_TEXT_CHARS + 1)
-RESPONSE = TokenizeResponse(ids=[], texts=[], ends=[], n_ctx=8, eos_id=0)
-
-
-class Codec:
-    """A codec of texts with five parts, of which each takes a second by `Clock`."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.num_parts = 0
-
-    def tokenize(self, text: str, *, after_part: Any) -> TokenizeResponse:
-        for number in range(5):
-            self.num_parts += 1
-            self._clock.now += 0.25
-            after_part(is_last=number == 4)
-        return RESPONSE
-
-
-class Clock:
-    """Monotonic time that passes only when a part is encoded, or an event is awaited."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-class Event(threading.Event):
-    clock: Clock
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if not self.is_set():
-            self.clock.now += timeout or 0.0
-        return self.is_set()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Event.clock = Clock()
-    monkeypatch.setattr(tokenizing, "time", clock)
-    return clock
-
-
-def test_while_the_engine_decodes_a_text_takes_its_share(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The share holds across texts too: the pause after the last part delays the next text."""
-    monkeypatch.setattr(threading, "Event", Event)
-    codec, turn = Codec(clock), TokenizingTurn(lambda: True)
-    for _ in range(4):
-        text = turn.take(codec, "text")  # type: ignore[arg-type]
-        assert text.result() == RESPONSE
-        text.close()
-    busy_s = 0.25 * codec.num_parts
-    assert busy_s / (clock.now + 0.25 * (1 - SHARE) / SHARE) == pytest.approx(SHARE)
-
-
-def test_an_idle_engine_leaves_all_time_to_a_text(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "Event", Event)
-    codec = Codec(clock)
-    TokenizingTurn(lambda: False).take(codec, "text").result()  # type: ignore[arg-type]
-    assert clock.now == 0.25 * 5
-
-
-def test_the_pause_after_a_part_that_took_long_is_bounded(clock: Clock) -> None:
-    turn = TokenizingTurn(lambda: True)
-    turn.pace(60.0)
-    assert turn.pause_s == MAX_PAUSE_S
 
 
 def test_a_second_text_is_refused_until_the_first_has_ended() -> None:

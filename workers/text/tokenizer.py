@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from tokenizers import AddedToken, Encoding, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
@@ -30,10 +30,6 @@ NUM_CACHED_WORDS = 1000
 
 
 AddedIds: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # before and after a text
-
-
-class AfterPart(Protocol):
-    def __call__(self, *, is_last: bool) -> None: ...
 
 
 class Tokenizer:
@@ -104,14 +100,14 @@ class Tokenizer:
         return self.encode_with_starts(text, special_as_text=special_as_text)[0]
 
     def encode_with_starts(
-        self, text: str, *, special_as_text: bool = False, after_part: AfterPart | None = None
+        self, text: str, *, special_as_text: bool = False, after_part: Callable[[], None] | None = None
     ) -> tuple[list[int], list[int]]:
         """As `encode`, and for each token the index of the character at which it begins.
 
         A long text is encoded in parts, so that other threads get the interpreter lock in between (1 MiB: 0.6 s).
 
         Args:
-            after_part: called after each part; it may pause, or raise.
+            after_part: called after each part; it may raise.
         """
         bpe = self._plain if special_as_text else self._bpe
         valid = text.encode("utf-8", "replace").decode()
@@ -126,7 +122,7 @@ class Tokenizer:
             starts += [begin + start for start, _ in encoding.offsets]
             begin = end
             if after_part is not None:
-                after_part(is_last=end == len(valid))
+                after_part()
         return ids, starts
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -203,16 +203,3 @@ def test_a_text_without_a_turn_before_its_deadline_is_late(
     worker.is_held.set()
     assert tokenizer.tokenize("small", "next", later()) == found_in("next")
     assert LONG + "late" not in worker.began
-
-
-def test_work_on_tokens_pauses_while_completions_are_computed(
-    pool: StubPool, tokenizer: PoolTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokens of 1 MB took 0.1 to 0.2 s of a core, which others' decode steps lacked."""
-    pauses: list[float] = []
-    monkeypatch.setattr("gateway.pool.tokenizing.time.sleep", pauses.append)
-    tokenizer.give_way(0.002)
-    assert pauses == []
-    pool.admission.reserve("small", 1, later())
-    tokenizer.give_way(0.002)
-    assert pauses == [pytest.approx(0.006)]
