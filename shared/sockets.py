@@ -11,17 +11,20 @@ TCP_KEEPIDLE = getattr(socket, "TCP_KEEPIDLE", 0x10)  # TCP_KEEPALIVE in macOS's
 
 
 class PollPoller(dict[int, int]):
-    """What Tercet uses of `select.epoll`, by poll(2): events by descriptor. Changes take effect with the next poll."""
+    """What Tercet uses of `select.epoll`, by poll(2): events by descriptor. Changes take effect with the next poll, so
+    none takes long: other threads make them."""
+
+    MAX_POLL_S = 0.02
 
     register = modify = dict.__setitem__
     unregister = dict.__delitem__
 
-    def poll(self, timeout_s: float = 0.05) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float = MAX_POLL_S) -> list[tuple[int, int]]:
         poll = select.poll()
         for fd, events in self.copy().items():
             if events:
                 poll.register(fd, events & ~ONESHOT)
-        found = poll.poll(1e3 * timeout_s)
+        found = poll.poll(1e3 * min(timeout_s, self.MAX_POLL_S))
         self |= {fd: 0 for fd, _ in found if self.get(fd, 0) & ONESHOT}
         return found
 
