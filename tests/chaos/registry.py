@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.chaos.measure import Row
+from tests.chaos.rows.attacks import withstand_attacks
 from tests.chaos.rows.bulkheads import keep_others_served
 from tests.chaos.rows.clients import survive_slow_clients, survive_slow_clients_behind_nginx
 from tests.chaos.rows.deadlines import answer_through_faults, keep_deadlines
 from tests.chaos.rows.files import lose_files
 from tests.chaos.rows.mixed import flat_usage_over_cycles
 from tests.chaos.rows.overload import refuse_overload
+from tests.chaos.rows.resources import run_out_of_resources, serve_with_a_log_that_is_not_read
 from tests.chaos.rows.signals import heal_after_refused_reloads, signal_at_any_moment
 from tests.chaos.rows.soak import hold_no_more_after_many_requests
 from tests.chaos.rows.workers import kill_workers
@@ -63,6 +67,13 @@ ROWS = (
         "same route no 503, p99 at most doubles; no worker is replaced",
         keep_others_served,
     ),
+    Row("R28-INT8", "The same with the quantized model", partial(keep_others_served, dtype="int8")),
+    Row(
+        "R28-ATTACKS",
+        "Bodies that drip or have no valid key: another key's 300 kB at most 90 ms, its 1 MB answered; sessions that "
+        "are superseded: p50 at most 70 ms; bodies of gzip members: p99 at most doubles; 0 failed",
+        withstand_attacks,
+    ),
     Row(
         "R30",
         "Files removed while they are used (run directory cleaned or deleted, sockets, job file): 0 failed requests, "
@@ -74,6 +85,16 @@ ROWS = (
         "Requests of all kinds, clients that hang up, reloads and killed workers: 0 failed, no job lost; every process "
         "at the same age holds what the first did: memory + 5 MB, descriptors and threads + 0",
         flat_usage_over_cycles,
+    ),
+    Row(
+        "R34",
+        "A log that is not read, through load and a reload: 0 failed, readiness true, dropped records are counted",
+        serve_with_a_log_that_is_not_read,
+    ),
+    Row(
+        "R35",
+        "Threads and descriptors run out in the gateway and in a worker: 200 or 503, no process ends, all served again",
+        run_out_of_resources,
     ),
     Row(
         "S13",

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,9 +33,8 @@ AS_NOBODY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
-    base = tmp_path_factory.mktemp("t")
+def as_unprivileged(base: Path) -> Tercet:
+    """An instance that has not started, of a user other than root; of this one, if it is not root."""
     cache = base / "cache"
     faults = f"{DEVICE}=device,{HANG}=hang"
     instance = Tercet(base, models="embedded*2", hang_s="1", test_faults=faults, cache_dir=str(cache))
@@ -45,8 +45,13 @@ def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
         for path in (instance.run_dir, cache, *cache.rglob("*")):
             os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
         instance.command = (*AS_NOBODY, *TERCET, "serve")
-    with serving(instance):
-        yield instance
+    return instance
+
+
+@pytest.fixture(scope="module")
+def tercet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+    with serving(as_unprivileged(tmp_path_factory.mktemp("t"))) as tercet:
+        yield tercet
 
 
 def slot_socket(tercet: Tercet, index: int) -> httpx.Client:

@@ -98,14 +98,14 @@ def job_store_locked(tercet: Tercet) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def keep_others_served(context: Context, findings: Findings) -> None:
+def keep_others_served(context: Context, findings: Findings, dtype: str = "fp32") -> None:
     """R28. Every burst, and every burst while the job store is locked; in the full form, all pairs of bursts."""
     path = context.directory() / "keys"
     keys = {name: {"x-api-key": new_key(path, name, rate=0)[0]} for name in ("bursting", "other")}
     # The burst takes cores from the workers, too: a second for their acknowledgement. And from its clients, which read
     # answers of 17 MB: a minute in which they may read nothing.
     settings = {"key_concurrency": "0", "ack_ms": "1000", "client_timeout_s": "60"}
-    settings |= {"keys": str(path), "api_key": keys["other"]["x-api-key"]}
+    settings |= {"keys": str(path), "api_key": keys["other"]["x-api-key"], "dtype": dtype}
     tercet = context.shared(**settings)
     num_compared = 10 if context.size == "short" else NUM_COMPARED
     with closing(_Row(tercet, keys, num_compared, findings)) as row:
