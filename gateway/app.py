@@ -47,7 +47,7 @@ from shared.api_keys import KeyFile
 from shared.errors import TercetError
 from shared.hangups import HangupWatcher
 from shared.plan import Plan, read_plan
-from shared.settings import Settings
+from shared.settings import LimitSettings, Settings
 from shared.telemetry import configure_structlog
 from shared.tracing import NO_TRACING, Tracing, start_tracing
 
@@ -78,12 +78,12 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         jobs: JobExecutor | None,
         tokenizer: PoolTokenizer,
         key_file: KeyFile | None,
-        key_rate: int,
+        limits: LimitSettings,
         prefix: str,
     ) -> None:
         """
         Args:
-            key_file, key_rate: as of `Entrance`.
+            key_file, limits: as of `Entrance`.
             prefix: the path of the public URL, which a proxy may leave in the path of a request.
         """
         self.router = CompiledRouter()
@@ -96,7 +96,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._jobs = jobs
         self._tokenizer = tokenizer
         self._prefix = prefix
-        self.entrance = Entrance(self.find_route, key_file, key_rate, fanout.check)
+        self.entrance = Entrance(self.find_route, key_file, limits, fanout.check)
 
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         asked = env["PATH_INFO"]
@@ -105,12 +105,13 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
             env[ASKED_PATH] = asked
         return super().__call__(env, start_response)
 
-    def charge(self, arrival: Arrival, num_bytes: int) -> None:
-        pass
-
-    def admit(self, head: RequestHead, client: Any) -> Arrival:
+    def admit(self, head: RequestHead, client: object) -> Arrival:
         path = unquote_to_bytes(head.path).decode("latin-1") if "%" in head.path else head.path
-        return self.entrance.admit(head.method, self._served(path), head.fields)
+        address = client[0] if isinstance(client, tuple) else ""
+        return self.entrance.admit(head.method, self._served(path), head.fields, address)
+
+    def charge(self, arrival: Arrival, num_bytes: int) -> None:
+        self.entrance.charge(arrival, num_bytes)
 
     def _served(self, path: str) -> str:
         return served_path(path, self._prefix, lambda path: self.router.find(path) is not None)
@@ -204,7 +205,7 @@ def create_app(
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
 
-    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, key_file, limits.key_rate, settings.public_path)
+    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, key_file, limits, settings.public_path)
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
     traces = [] if tracing is NO_TRACING else [Traces(tracing)]

@@ -2,7 +2,7 @@
 
 With a key file, every request needs a valid key, unless the router leads it to an open route. That depends on the
 route, not on the text of the path: two spellings of a path that lead to the same resource get the same answer, and a
-path without a route gets the answer of a route that needs a key. It knows a key's rate, and not what else a key may do.
+path without a route gets the answer of a route that needs a key. It knows the rates, and not what else a key may do.
 
 The server asks before it reads the body, from its main thread, so nothing here blocks. Where there is no such server,
 the middleware asks.
@@ -10,57 +10,66 @@ the middleware asks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import falcon
 
-from gateway.middleware.rate_limits import RateLimits
+from gateway.middleware.rate_limits import TokenBuckets
 from gateway.routes import Route
 from gateway.server.served_app import ARRIVAL, REFUSAL, Arrival, Work
-from shared.api_keys import KeyFile
-from shared.errors import Unauthorized
+from shared.api_keys import ApiKey, KeyFile
+from shared.errors import QuotaExceeded, Unauthorized
+from shared.settings import LimitSettings
 
 # `POST /` of an open route is another request than `GET /`: an open route is open for reading.
 READING_METHODS = frozenset({"GET", "HEAD"})
+# The least that a request costs, and a full bucket: so many of the largest bodies, and 512 of the smallest requests.
+MIN_REQUEST_BYTES = 2 << 10
+NUM_BODIES, MIN_BUCKET_BYTES = 4, 512 * MIN_REQUEST_BYTES
 _CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_API_KEY", "HTTP_X_API_KEY")
 
 
 class Entrance:
-    """Falcon middleware. It fills `req.context.owner` (the key's id) and `req.context.key` (its record)."""
+    """Falcon middleware. It fills `owner` (the key's id), `key` (its record) and `charge` of `req.context`."""
 
     def __init__(
         self,
         find_route: Callable[[str], Route | None],
         key_file: KeyFile | None,
-        default_rate: int,
+        limits: LimitSettings,
         check: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             find_route: the route of a path, decoded.
             key_file: None: no request needs a key.
-            default_rate: requests per minute of a key without a rate of its own; 0 for no limit.
+            limits: of requests and bytes.
             check: raises the error with which a completion of this owner would be refused now.
+            clock: monotonic seconds.
         """
         self._find_route = find_route
         self._key_file = key_file
-        self._default_rate = default_rate
+        self._limits = limits
         self._check = check
-        self._limits = RateLimits()
+        self._requests, self._bytes = TokenBuckets(clock), TokenBuckets(clock)
 
-    def admit(self, method: str, path: str, fields: Mapping[str, Any]) -> Arrival:
+    def admit(self, method: str, path: str, fields: Mapping[str, Any], address: str) -> Arrival:
         """
         Args:
             fields: by the names that WSGI has for them.
+            address: of the client; the owner of what has no valid key.
 
         Raises:
             Unauthorized: the request needs a key and has no valid one.
-            QuotaExceeded: its key has used up its rate.
+            QuotaExceeded: its key, or its owner, has used up a rate.
             TercetError: as of `check`.
         """
         route = self._find_route(path)
-        work = Work.READS if route is None else route.work
+        work, weight = (Work.READS, 1) if route is None else (route.work, route.weight)
         is_reading = method in READING_METHODS
         key = None
         if self._key_file is not None:
@@ -70,16 +79,43 @@ class Entrance:
             if not is_open:
                 if key is None:
                     raise _unauthorized(has_key=bool(candidates))
-                self._limits.take(key.id, self._default_rate if key.rate is None else key.rate)
-        owner = "" if key is None else key.id
+                self._count_request(key)
+        if work is Work.COMPLETIONS and method != "POST":
+            work = Work.READS
+        elif work is Work.COMPLETIONS and "respond-async" in fields.get("HTTP_PREFER", "").lower():
+            work = Work.JOBS
+        arrival = Arrival(work, address if key is None else key.id, key, weight)
+        length = int(fields.get("CONTENT_LENGTH") or 0)
+        if length > self._limits.max_body_bytes:
+            length = 0  # it is not read
+        try:
+            self.charge(arrival, max(MIN_REQUEST_BYTES, length))
+        except QuotaExceeded:
+            if work is not Work.HEALTH or length:  # to refuse a probe takes as long as to answer it
+                raise
         if work is Work.COMPLETIONS:
-            if method != "POST":
-                work = Work.READS
-            elif "respond-async" in fields.get("HTTP_PREFER", "").lower():
-                work = Work.JOBS
-            else:
-                self._check(owner)
-        return Arrival(work, owner, key)
+            self._check(arrival.owner)
+        return arrival
+
+    def charge(self, arrival: Arrival, num_bytes: int) -> None:
+        """
+        Raises:
+            QuotaExceeded: the request's owner may send no more bytes now.
+        """
+        if rate := self._limits.bytes_per_s:
+            self._bytes.take(
+                arrival.owner,
+                arrival.weight * num_bytes,
+                size=max(NUM_BODIES * self._limits.max_body_bytes, MIN_BUCKET_BYTES),
+                per_second=rate,
+                detail=f"This API key, or address, may send {rate} bytes a second (TERCET_BYTES_PER_S): send only the"
+                " end of a document, or this request again",
+            )
+
+    def _count_request(self, key: ApiKey) -> None:
+        if rate := self._limits.key_rate if key.rate is None else key.rate:
+            detail = f"This API key may send {rate} requests a minute: send this one again"
+            self._requests.take(key.id, 1, size=rate, per_second=rate / 60, detail=detail)
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """
@@ -88,7 +124,8 @@ class Entrance:
         """
         if (refusal := req.env.get(REFUSAL)) is not None:
             raise refusal
-        arrival = req.env.get(ARRIVAL) or self.admit(req.method, req.path, req.env)
+        arrival = req.env.get(ARRIVAL) or self.admit(req.method, req.path, req.env, req.remote_addr)
+        req.context.charge = partial(self.charge, arrival)
         if arrival.key is not None:
             req.context.key, req.context.owner = arrival.key, arrival.key.id
 

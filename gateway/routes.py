@@ -35,7 +35,7 @@ from gateway.generation.request_starter import RequestStarter
 from gateway.jobs.executor import JobExecutor
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
-from gateway.pool.tokenizing import PoolTokenizer
+from gateway.pool.tokenizing import TEXT_WEIGHT, PoolTokenizer
 from gateway.server.served_app import Work
 from shared.settings import Settings
 
@@ -55,11 +55,13 @@ class Route:
         work: class of its requests. Requests to read a route of completions are reads.
         is_open: whether a request to read it needs no key, from its header fields by their names of WSGI. None: it
             needs one.
+        weight: what a byte of its requests costs, in bytes of a completion.
     """
 
     resource: object
     work: Work = Work.READS
     is_open: Callable[[Mapping[str, str]], bool] | None = None
+    weight: int = 1
 
 
 def open_paths(routes: Mapping[str, Route]) -> set[str]:
@@ -102,7 +104,7 @@ def make_routes(
     ready = ReadyResource(admission, is_draining)
     routes = {
         "/autocomplete": Route(autocomplete, Work.COMPLETIONS),
-        "/feedback": Route(FeedbackResource(feedback), Work.FEEDBACK),
+        "/feedback": Route(FeedbackResource(feedback)),
         "/v1/completions": Route(completions, Work.COMPLETIONS),
         "/v1/models": Route(models),
         "/v1/models/{model}": Route(ModelResource(starter, models)),
@@ -110,7 +112,7 @@ def make_routes(
         "/generate_stream": Route(GenerateResource(tgi, "stream", COMPLETE_AS_STREAM), Work.COMPLETIONS),
         "/info": Route(InfoResource(admission, starter)),
         "/endpoint": Route(EndpointResource(settings.access.public_url)),
-        "/tokenize": Route(TokenizeResource(starter, tokenizer), Work.TOKENIZING),
+        "/tokenize": Route(TokenizeResource(starter, tokenizer), Work.TOKENIZING, weight=TEXT_WEIGHT),
         "/tokenizer_info": Route(TokenizerInfoResource(starter, tokenizer), Work.TOKENIZING),
         "/health/live": Route(LiveResource(), Work.HEALTH, is_always_open),
         **dict.fromkeys(READY_PATHS, Route(ready, Work.HEALTH, is_always_open)),

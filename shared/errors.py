@@ -200,7 +200,7 @@ class UnknownModel(InvalidRequest):
 
 
 class QuotaExceeded(TemporaryError):
-    status, code, title = 429, "quota_exceeded", "The limit of this API key is exceeded"
+    status, code, title = 429, "quota_exceeded", "A limit of this API key or address is exceeded"
 
 
 class HeadersTooLarge(TercetError):

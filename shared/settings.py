@@ -204,6 +204,9 @@ class LimitSettings:
     Attributes:
         queue: branches that may wait for a slot before requests are refused with 503; 96 are 32 requests
         timeout_s: longest time that a request may take; the default of max_time
+        bytes_per_s: bytes that an API key, or without keys an address, may send a second, counted by each gateway;
+            64 writers with contexts of 8,192 characters send 2.7 MB at five keys a second. 0 disables it: set it so
+            where a proxy limits its clients and the gateway has no keys, because they all have the proxy's address
         max_body_bytes: largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens are
             used
         client_timeout_s: longest time that a client may take to send a request, or to accept more of its response
@@ -216,6 +219,7 @@ class LimitSettings:
 
     queue: Annotated[int, Meta(ge=0, le=4096)] = _setting(96, "branches")
     timeout_s: Annotated[float, Meta(ge=0.05, le=600)] = _setting(30.0, "seconds")
+    bytes_per_s: Annotated[int, Meta(ge=0, le=1_000_000_000_000)] = _setting(8_000_000, "bytes/second")
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = _setting(1 << 20, "bytes")
     client_timeout_s: Annotated[float, Meta(ge=0.1, le=600)] = _setting(10.0, "seconds")
     keepalive_s: Annotated[float, Meta(ge=1, le=86_400)] = _setting(620.0, "seconds")

@@ -145,7 +145,7 @@ class AutocompleteResource:
             "added_ms": round(1e3 * (now - (context.first_outcomes_at or now)), 2),
         }
         usefulness = [sentence.usefulness for sentence in response.sentences]
-        self._feedback_store.add_answer(context.spec.owner, response.id, usefulness, response.time)
+        self._feedback_store.add_answer(log.owner, response.id, usefulness, response.time)
         return response
 
 

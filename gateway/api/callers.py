@@ -31,11 +31,12 @@ def caller_of(req: falcon.Request) -> Caller:
     context = req.context
     return Caller(
         request_id=context.id,
-        owner=context.owner,
-        max_concurrency=context.key.concurrency if context.key else None,
+        owner=context.owner or req.remote_addr,
+        max_concurrency=context.key.concurrency if context.key else 0,
         session=context.session or _session(req),
         sock=req.env.get("gunicorn.socket"),
-        traceparent=req.context.traceparent,
+        traceparent=context.traceparent,
+        charge=context.charge,
     )
 
 

@@ -42,7 +42,7 @@ from gateway.generation.selection import SelectionResult
 from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
-from gateway.pool.tokenizing import PoolTokenizer
+from gateway.pool.tokenizing import TEXT_WEIGHT, PoolTokenizer
 from shared.errors import FieldError, InvalidRequest, PromptTooLong, Superseded
 from shared.plan import Model
 from shared.version import tercet_version
@@ -194,6 +194,7 @@ class TgiResponder:
         return replace(parameters, **changes), warnings
 
     def _num_tokens(self, model: Model, prompt: str, caller: Caller, started_at: float) -> int:
+        caller.charge((TEXT_WEIGHT - 1) * len(prompt))
         found = self._tokenizer.tokenize(
             model.name,
             prompt,

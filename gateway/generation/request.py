@@ -59,8 +59,8 @@ class GenerationSpec:
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
         suffix: the beginning of the text after the gap that completions fill; blank if there is no gap.
         deadline: `time.monotonic()` time.
-        owner: id of the request's API key, "" without keys. Quotas, fairness, sessions and the prefix cache are per
-            owner.
+        owner: id of the request's API key, without one the client's address. Quotas, fairness, sessions and the prefix
+            cache are per owner.
         session: a newer request of the same session supersedes this one.
         sequence: number of the request in its session; 0: its place is the order of arrival.
         document: equal for requests that share a prompt's beginning, to place them where it is cached.

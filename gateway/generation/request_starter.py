@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -39,13 +39,14 @@ class Caller:
 
     Attributes:
         request_id: the request's id in logs and answers.
-        owner: id of its API key, "" without keys.
-        max_concurrency: the key's own limit of requests at a time; None: the default.
+        owner: id of its API key, without one the client's address ("": a Unix socket).
+        max_concurrency: the owner's own limit of requests at a time; None: the default, 0: no limit.
         session: the session that the request's headers name; one in its body comes first.
         sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
         traceparent: the request's span; "" if the request is not traced.
         cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
         is_job: no client waits for the answer.
+        charge: counts bytes that its request costs besides those of its body; raises QuotaExceeded.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class Caller:
     traceparent: str = ""
     cancelling: Cancelling = lambda _cancel: nullcontext()
     is_job: bool = False
+    charge: Callable[[int], None] = lambda _num_bytes: None
 
 
 class OwnerQuota:

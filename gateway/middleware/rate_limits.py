@@ -1,8 +1,7 @@
-"""The rate limit of each API key: a token bucket per key.
+"""Token buckets: what a key or an address may send.
 
-A bucket holds a minute's requests and refills evenly: a key that has been idle may send a minute's requests at once,
-and in the long run it gets its rate exactly. It knows neither what a request is nor who sends it. Each gateway process
-has its own buckets.
+A bucket refills evenly: an owner that has been idle may send a full bucket at once, and in the long run it gets its
+rate exactly. It knows neither what a token stands for nor who sends it. Each gateway process has its own buckets.
 """
 
 from __future__ import annotations
@@ -14,9 +13,14 @@ from collections.abc import Callable
 
 from shared.errors import QuotaExceeded
 
+# Buckets that are kept before those that have refilled are dropped.
+MIN_KEPT = 1024
+# Of a token: sums of times are not exact.
+_ROUNDING = 1e-6
+
 
 class TokenBuckets:
-    """One bucket per name, full at first, as long as the process lives. Thread-safe."""
+    """One bucket per name, full at first; of a full one nothing is kept. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -25,52 +29,33 @@ class TokenBuckets:
         """
         self._clock = clock
         self._lock = threading.Lock()
-        self._levels: dict[str, tuple[float, float]] = {}  # tokens, and when there were that many
+        self._full_at: dict[str, float] = {}
+        self._max_kept = MIN_KEPT
 
-    def take(self, name: str, num_tokens: float, *, size: float, per_second: float) -> float:
-        """Take tokens from a bucket, all or none.
+    def __len__(self) -> int:
+        """Buckets that are kept."""
+        return len(self._full_at)
+
+    def take(self, name: str, num_tokens: float, *, size: float, per_second: float, detail: str) -> None:
+        """Take tokens from a bucket, all or none. From a full one, more may be taken than it holds.
 
         Args:
             size: tokens in a full bucket.
             per_second: tokens that a bucket gets back.
+            detail: of the error, before the time to wait.
 
-        Returns:
-            Seconds until the bucket has that many tokens. 0: they are taken.
+        Raises:
+            QuotaExceeded: the bucket has fewer; `Retry-After` says when it has them.
         """
         with self._lock:
             now = self._clock()
-            level, since = self._levels.get(name, (size, now))
-            level = min(size, level + (now - since) * per_second)
-            if level < num_tokens:
-                return (num_tokens - level) / per_second
-            self._levels[name] = level - num_tokens, now
-        return 0.0
-
-
-class RateLimits:
-    """One bucket of requests per key id. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            clock: monotonic seconds.
-        """
-        self._buckets = TokenBuckets(clock)
-
-    def take(self, key_id: str, per_minute: int) -> None:
-        """Count one request of a key.
-
-        Args:
-            per_minute: the key's rate; 0 for no limit.
-
-        Raises:
-            QuotaExceeded: the bucket is empty; `Retry-After` says when the next request fits.
-        """
-        if not per_minute:
-            return
-        if wait_s := self._buckets.take(key_id, 1, size=per_minute, per_second=per_minute / 60):
-            wait_s = max(1, math.ceil(round(wait_s, 3)))
-            raise QuotaExceeded(
-                f"This API key may send {per_minute} requests a minute; the next one fits in {wait_s} s.",
-                retry_after_s=wait_s,
-            )
+            if len(self._full_at) > self._max_kept:
+                self._full_at = {name: full_at for name, full_at in self._full_at.items() if full_at > now}
+                self._max_kept = max(MIN_KEPT, 2 * len(self._full_at))
+            full_at = max(now, self._full_at.get(name, now))
+            num_lacking = (full_at - now) * per_second + min(num_tokens, size) - size
+            if num_lacking <= _ROUNDING:
+                self._full_at[name] = full_at + num_tokens / per_second
+                return
+        wait_s = max(1, math.ceil(round(num_lacking / per_second, 3)))
+        raise QuotaExceeded(f"{detail} in {wait_s} s.", retry_after_s=wait_s)

@@ -4,8 +4,9 @@
 `key` (the key's record; None until it is known), `timing` (phases of the request in milliseconds, by name), `log`
 (further fields of the log line), `num_ignored` (unknown fields of the body), `is_refused` (the server is too busy to
 start it), `error_format` (of a request whose body decides on the dialect), `session` (from a header) and `traceparent`
-(of the request's span; "": none). Others may set all but the first two. Of what a client sends, only a request id of
-harmless characters is logged as it is. This module knows no resource, and no reason why a request is refused.
+(of the request's span; "": none). Others may set all but the first two, and add `charge`, which counts bytes of the
+request's owner. Of what a client sends, only a request id of harmless characters is logged as it is. This module knows
+no resource, and no reason why a request is refused.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MAX_READY_WAIT_S = 0.2
 # the largest by default: all classes together leave a quarter to requests that are not complete. Of completions more
 # wait, and briefly.
 CLASS_SHARE, COMPLETIONS_SHARE = 1 / 8, 1 / 4
-SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.FEEDBACK, Work.READS)
+SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.READS)
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 

@@ -21,7 +21,6 @@ class Work(enum.Enum):
     COMPLETIONS = enum.auto()
     TOKENIZING = enum.auto()
     JOBS = enum.auto()
-    FEEDBACK = enum.auto()
     READS = enum.auto()
     HEALTH = enum.auto()
     PIPELINED = enum.auto()
@@ -31,12 +30,14 @@ class Arrival(NamedTuple):
     """What is known of a request from its head.
 
     Attributes:
-        owner: id of its API key, "" without keys.
+        owner: id of its API key, without one the client's address ("": a Unix socket).
+        weight: what a byte of its body costs, in bytes of a completion.
     """
 
     work: Work
     owner: str
     key: ApiKey | None = None
+    weight: int = 1
 
 
 class ServedApp(Protocol):
@@ -45,15 +46,22 @@ class ServedApp(Protocol):
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer one request, as WSGI defines it."""
 
-    def admit(self, head: RequestHead, client: Any) -> Arrival:
-        """Judge a request by its head, before its body is read. Does not block.
+    def admit(self, head: RequestHead, client: object) -> Arrival:
+        """Judge a request by its head, before its body is read. Does not block. A body of known length is charged.
+
+        Args:
+            client: address as of `socket`; that of a Unix socket is no tuple.
 
         Raises:
             TercetError: it is to be refused; the app answers so if it gets this error with the request.
         """
 
     def charge(self, arrival: Arrival, num_bytes: int) -> None:
-        """Count bytes of a body in chunks."""
+        """Charge the owner for bytes of a body in chunks that have been read. Does not block.
+
+        Raises:
+            QuotaExceeded: the owner may send no more now; the request is to be refused.
+        """
 
     @property
     def has_warm_slot(self) -> bool:

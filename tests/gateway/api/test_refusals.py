@@ -71,6 +71,15 @@ def test_a_full_queue_refuses_before_the_body_is_read(make_api: MakeApi) -> None
     assert line["event"] == "request_finished"
 
 
+def test_without_keys_an_address_has_its_share_of_the_queue(make_api: MakeApi) -> None:
+    api = make_api(hang, queue=3)
+    with held(api, 2) as requests:
+        body = {"context": "a", "n": 1, "max_time": 0.3}
+        assert api.post("/autocomplete", body).status_code == 503
+        assert api.post("/autocomplete", body, extras={"REMOTE_ADDR": "10.0.0.2"}).status_code == 504
+    assert sorted(request.result().json["code"] for request in requests) == ["overloaded", "shutting_down"]
+
+
 def test_refusals_spread_the_clients_return(make_api: MakeApi) -> None:
     api = make_api(hang, queue=0)
     with held(api, 1):

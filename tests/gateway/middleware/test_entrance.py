@@ -11,13 +11,16 @@ import pytest
 from falcon import inspect
 from structlog.testing import capture_logs
 
+from gateway.entrance import Entrance
 from gateway.routes import READY_PATHS
 from gateway.server.request_parser import parse_head
-from gateway.server.served_app import Work
+from gateway.server.served_app import Arrival, Work
 from shared.api_keys import new_key, read_keys
-from shared.errors import NotReady, ShuttingDown, Unauthorized
+from shared.errors import NotReady, QuotaExceeded, ShuttingDown, Unauthorized
 from shared.protocol import State
+from shared.settings import LimitSettings
 from tests.bad_requests import HttpRequest, call_app
+from tests.gateway.clock import Clock
 from tests.gateway.conftest import Gateway, MakeGateway
 from tests.gateway.middleware.conftest import Echo
 
@@ -125,7 +128,7 @@ def test_open_routes_are_read_without_a_key_and_with_a_wrong_one(keyed: Gateway,
     assert keyed.client.simulate_post(path, body=b"{}").status_code == 401
 
 
-def test_a_new_route_is_closed_until_it_is_listed(keyed: Gateway, key: str) -> None:
+def test_what_is_not_listed_is_closed(keyed: Gateway, key: str, tmp_path: Path) -> None:
     class Everything(Echo):
         on_put = on_delete = on_patch = on_head = Echo.on_get
 
@@ -134,9 +137,6 @@ def test_a_new_route_is_closed_until_it_is_listed(keyed: Gateway, key: str) -> N
         assert keyed.client.simulate_request(method, "/v2", body=b"{}").status_code == 401
         response = keyed.client.simulate_request(method, "/v2", body=b"{}", headers={"Authorization": f"Bearer {key}"})
         assert response.status_code == 200
-
-
-def test_a_sink_and_static_files_of_the_framework_are_closed_too(keyed: Gateway, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("secret")
     keyed.app.add_static_route("/files", tmp_path / "files")
@@ -145,46 +145,36 @@ def test_a_sink_and_static_files_of_the_framework_are_closed_too(keyed: Gateway,
         assert keyed.client.simulate_get(path).status_code == 401
 
 
-def test_a_prefix_from_the_server_does_not_open_a_route(keyed: Gateway) -> None:
-    for prefix in ("/health/live", "/static", "/autocomplete"):
-        for path in ("/metrics", "/autocomplete"):
-            environ: dict[str, Any] = {"SCRIPT_NAME": prefix}
-            assert keyed.client.simulate_get(path, extras=environ).status_code == 401
-
-
-@pytest.mark.parametrize(
-    "host", ["localhost/health/live", "localhost?", "[::1]/", "127.0.0.1", "localhost:80", "", "*"]
-)
-def test_no_host_opens_a_route(make_echo: MakeGateway, key_path: Path, key: str, host: str) -> None:
+def test_no_prefix_from_the_server_and_no_host_opens_a_route(make_echo: MakeGateway, key_path: Path, key: str) -> None:
     for hosts in ("notes.example", "*"):
         gateway = make_echo(keys=str(key_path), hosts=hosts)
-        response = gateway.client.simulate_get("/metrics", headers={"Host": host})
-        assert response.status_code in {401, 421}
+        for prefix in ("/health/live", "/static", "/autocomplete"):
+            environ: dict[str, Any] = {"SCRIPT_NAME": prefix}
+            assert gateway.client.simulate_get("/metrics", extras=environ).status_code == 401
+        for host in ("localhost/health/live", "localhost?", "[::1]/", "127.0.0.1", "localhost:80", "", "*"):
+            assert gateway.client.simulate_get("/metrics", headers={"Host": host}).status_code in {401, 421}
 
 
 @pytest.mark.parametrize(
-    "header",
+    "headers",
     [
-        ("Authorization", "Bearer {key}"),
-        ("Authorization", "bearer {key}"),
-        ("Authorization", "BEARER   {key} "),
-        ("api-key", "{key}"),
-        ("x-api-key", "{key}"),
+        {"Authorization": "Bearer {}"},
+        {"Authorization": "bearer {}"},
+        {"Authorization": "BEARER   {} "},
+        {"api-key": "{}"},
+        {"x-api-key": "{}"},
+        # A valid key counts where another header has none.
+        {"Authorization": "Basic dXNlcjpwYXNz", "api-key": "{}"},
+        {"Authorization": "Bearer x", "x-api-key": "{}"},
+        {"Authorization": "Bearer {}", "api-key": "x", "x-api-key": ""},
     ],
 )
-def test_the_headers_that_carry_a_key(keyed: Gateway, key: str, key_path: Path, header: tuple[str, str]) -> None:
-    name, value = header
-    response = keyed.client.simulate_get("/who", headers={name: value.format(key=key)})
-    assert response.json == {"owner": read_keys(key_path)[0].id, "name": "first"}
-
-
-def test_a_valid_key_counts_where_another_header_has_none(keyed: Gateway, key: str) -> None:
-    for headers in (
-        {"Authorization": "Basic dXNlcjpwYXNz", "api-key": key},
-        {"Authorization": "Bearer x", "x-api-key": key},
-        {"Authorization": f"Bearer {key}", "api-key": "x", "x-api-key": ""},
-    ):
-        assert keyed.client.simulate_get("/who", headers=headers).json["name"] == "first"
+def test_the_headers_that_carry_a_key(keyed: Gateway, key: str, key_path: Path, headers: dict[str, str]) -> None:
+    headers = {name: value.format(key) for name, value in headers.items()}
+    owner = read_keys(key_path)[0].id
+    assert keyed.client.simulate_get("/who", headers=headers).json == {"owner": owner, "name": "first"}
+    fields = [f"{name}: {value}" for name, value in headers.items()]
+    assert arrival(keyed, "POST /feedback", *fields) == (Work.READS, owner)  # before its body has arrived
 
 
 @pytest.mark.parametrize(
@@ -208,22 +198,14 @@ def test_a_valid_key_counts_where_another_header_has_none(keyed: Gateway, key: s
 def test_anything_else_is_refused(keyed: Gateway, key: str, key_path: Path, value: str) -> None:
     [record] = read_keys(key_path)
     value = value.format(key=key, upper=key.upper(), digest=record.sha256, id=record.id)
-    response = keyed.client.simulate_get("/who", headers={"Authorization": value})
-    assert response.status_code == 401
-    assert response.json["code"] == "unauthorized"
+    sent = {"headers": {"Authorization": value}, "params": {"api-key": key, "key": key}, "body": key.encode()}
+    response = keyed.client.simulate_post("/who", **sent)
+    assert (response.status_code, response.json["code"]) == (401, "unauthorized")
+    has_key = value.startswith("Bearer ") and bool(value[7:].strip())
+    assert ("is unknown or revoked" if has_key else "Authorization: Bearer <key>") in response.json["detail"]
     assert key not in response.text
-
-
-def test_a_query_or_a_body_carries_no_key(keyed: Gateway, key: str) -> None:
-    response = keyed.client.simulate_post("/echo", params={"api-key": key, "key": key}, body=key.encode())
-    assert response.status_code == 401
-
-
-def test_the_answer_says_whether_a_key_was_sent(keyed: Gateway) -> None:
-    missing = keyed.client.simulate_post("/autocomplete", body=b"{}").json["detail"]
-    wrong = keyed.client.simulate_post("/autocomplete", body=b"{}", headers={"api-key": "x"}).json["detail"]
-    assert "Authorization: Bearer <key>" in missing
-    assert wrong == "This API key is unknown or revoked."
+    with pytest.raises(Unauthorized):
+        arrival(keyed, "POST /feedback", f"Authorization: {value}")
 
 
 def test_without_a_key_file_no_key_is_needed_or_read(make_echo: MakeGateway) -> None:
@@ -256,21 +238,97 @@ def test_a_listed_page_may_read_a_refusal_and_needs_no_key_for_its_preflight(key
 
 
 def test_a_key_has_its_own_rate_and_open_routes_do_not_count(make_echo: MakeGateway, key_path: Path) -> None:
-    limited, other = new_key(key_path, "limited", rate=3)[0], new_key(key_path, "other")[0]
-    unlimited = new_key(key_path, "unlimited", rate=0)[0]
+    rates = {"limited": 3, "other": None, "unlimited": 0}
+    keys = {name: new_key(key_path, name, rate=rate)[0] for name, rate in rates.items()}
     gateway = make_echo(keys=str(key_path), key_rate="2")
 
-    def statuses(key: str, path: str = "/echo") -> list[int]:
-        headers = {"x-api-key": key}
+    def statuses(name: str, path: str = "/echo") -> list[int]:
+        headers = {"x-api-key": keys[name]}
         return [gateway.client.simulate_get(path, headers=headers).status_code for _ in range(5)]
 
-    assert statuses(limited, "/health/live") == [200] * 5
-    assert statuses(limited) == [200] * 3 + [429] * 2
-    assert statuses(other) == [200] * 2 + [429] * 3
-    assert statuses(unlimited) == [200] * 5
-    response = gateway.client.simulate_get("/nothing", headers={"x-api-key": limited})
+    assert statuses("limited", "/health/live") == [200] * 5
+    assert statuses("limited") == [200] * 3 + [429] * 2
+    assert statuses("other") == [200] * 2 + [429] * 3
+    assert statuses("unlimited") == [200] * 5
+    response = gateway.client.simulate_get("/nothing", headers={"x-api-key": keys["limited"]})
     assert (response.status_code, response.json["code"]) == (429, "quota_exceeded")
     assert 20 <= int(response.headers["Retry-After"]) <= 22
+
+
+MB = "Content-Length: 1048576"
+
+
+def is_admitted(gateway: Gateway, line: str, *fields: str, client: object = ("10.0.0.1", 80)) -> bool:
+    try:
+        arrival(gateway, line, *fields, client=client)
+    except QuotaExceeded:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("line", ["POST /feedback", "POST /nothing", "GET /docs", "POST /health/live"])
+def test_a_body_is_refused_from_its_head_when_its_address_has_sent_four_of_the_largest(
+    make_gateway: MakeGateway, line: str
+) -> None:
+    gateway = make_gateway(bytes_per_s="1")
+    too_long = "Content-Length: 1048577"  # not read, so it counts as little as a request can
+    assert [is_admitted(gateway, line, field) for field in (MB, too_long, MB, MB, MB)] == [True] * 4 + [False]
+    assert is_admitted(gateway, line, MB, client=("10.0.0.2", 80))
+    assert is_admitted(gateway, line, MB, client="")
+    unlimited = make_gateway(bytes_per_s="0")
+    assert all(is_admitted(unlimited, line, MB) for _ in range(9))
+
+
+def test_each_request_counts_two_kilobytes_and_a_probe_is_never_refused(make_gateway: MakeGateway) -> None:
+    gateway = make_gateway(bytes_per_s="1")
+    admitted = [is_admitted(gateway, "GET /docs") for _ in range(2100)]
+    assert admitted == [True] * 2048 + [False] * 52
+    assert is_admitted(gateway, "GET /health/ready")
+
+
+def test_a_body_in_chunks_counts_as_it_is_read(make_gateway: MakeGateway) -> None:
+    gateway = make_gateway(bytes_per_s="1")
+    chunked = admit(gateway, "POST /feedback", "Transfer-Encoding: chunked")
+    for _ in range(4 * 64 - 1):
+        gateway.app.charge(chunked, 16 << 10)
+    with pytest.raises(QuotaExceeded):
+        gateway.app.charge(chunked, 16 << 10)
+
+
+def test_a_text_to_tokenize_weighs_more(make_gateway: MakeGateway) -> None:
+    gateway = make_gateway(bytes_per_s="1")
+    assert is_admitted(gateway, "POST /tokenize", "Content-Length: 131072")
+    assert is_admitted(gateway, "POST /tokenize", "Content-Length: 131072")
+    assert not is_admitted(gateway, "GET /docs")
+    assert is_admitted(gateway, "POST /tokenize", MB, client=("10.0.0.2", 80))
+    assert not is_admitted(gateway, "GET /docs", client=("10.0.0.2", 80))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_requests", "interval_s"),
+    [
+        # 64 writers at five keys a second; characters of one and of two bytes.
+        (8192 + 200, 64 * 5 * 60, 1 / (64 * 5)),
+        (2 * 8192 + 200, 64 * 5 * 60, 1 / (64 * 5)),
+        # Batches of token ids, as large as bodies may be: 150,000 tokens, which no engine computes sooner.
+        (1 << 20, 100, 0.25),
+        (300_000, 10, 0.0),  # documents in a row
+    ],
+)
+def test_the_default_refuses_no_usual_load(num_bytes: int, num_requests: int, interval_s: float) -> None:
+    clock = Clock()
+    entrance = Entrance(lambda _path: None, None, LimitSettings(), lambda _owner: None, clock)
+    for _ in range(num_requests):
+        entrance.admit("POST", "/v1/completions", {"CONTENT_LENGTH": str(num_bytes)}, "127.0.0.1")
+        clock.now += interval_s
+
+
+def test_bytes_of_a_key_count_wherever_it_comes_from(make_gateway: MakeGateway, key_path: Path) -> None:
+    keys = [f"x-api-key: {new_key(key_path, name)[0]}" for name in ("a", "b")]
+    gateway = make_gateway(bytes_per_s="1", keys=str(key_path))
+    admitted = [is_admitted(gateway, "POST /feedback", MB, keys[0], client=(f"10.0.0.{n}", 80)) for n in range(5)]
+    assert admitted == [True] * 4 + [False]
+    assert is_admitted(gateway, "POST /feedback", MB, keys[1])
 
 
 def test_the_request_log_names_the_key_by_its_id(
@@ -284,9 +342,14 @@ def test_the_request_log_names_the_key_by_its_id(
     assert "wrong-key" not in text
 
 
-def arrival(gateway: Gateway, line: str, *fields: str) -> tuple[Work, str]:
+def admit(gateway: Gateway, line: str, *fields: str, client: object = "") -> Arrival:
+    head = parse_head("\r\n".join([f"{line} HTTP/1.1", "Host: a", *fields, "", ""]).encode())
+    return gateway.app.admit(head, client)
+
+
+def arrival(gateway: Gateway, line: str, *fields: str, client: object = "") -> tuple[Work, str]:
     """What is known of a request from its head."""
-    found = gateway.app.admit(parse_head("\r\n".join([f"{line} HTTP/1.1", "Host: a", *fields, "", ""]).encode()))
+    found = admit(gateway, line, *fields, client=client)
     return found.work, found.owner
 
 
@@ -305,7 +368,7 @@ def arrival(gateway: Gateway, line: str, *fields: str) -> tuple[Work, str]:
         ("POST http://localhost:8000/tokenize", Work.TOKENIZING),
         ("POST /tools/tercet/tokenize", Work.TOKENIZING),
         ("GET /tokenizer_info", Work.TOKENIZING),
-        ("POST /feedback", Work.FEEDBACK),
+        ("POST /feedback", Work.READS),
         ("GET /health/live", Work.HEALTH),
         ("HEAD /ping/", Work.HEALTH),
         ("GET /jobs/abc/def", Work.READS),
@@ -326,14 +389,11 @@ def test_a_completion_that_is_to_be_a_job_is_of_the_class_of_jobs(gateway: Gatew
     assert arrival(gateway, "POST /autocomplete", "Prefer: wait=3")[0] is Work.COMPLETIONS
 
 
-@pytest.mark.parametrize("field", ["Authorization: Bearer {}", "API-Key:{}", "x-api-key: {}"])
-def test_a_key_is_checked_from_the_head(keyed: Gateway, key: str, key_path: Path, field: str) -> None:
-    assert arrival(keyed, "POST /feedback", field.format(key)) == (Work.FEEDBACK, read_keys(key_path)[0].id)
-    with pytest.raises(Unauthorized):
-        arrival(keyed, "POST /feedback", field.format(key + "2"))
-    with pytest.raises(Unauthorized):
-        arrival(keyed, "POST /feedback")
-    assert arrival(keyed, "GET /docs") == (Work.READS, "")
+def test_the_owner_is_the_key_or_else_the_address(gateway: Gateway, keyed: Gateway, key: str, key_path: Path) -> None:
+    for client, address in ((("10.0.0.1", 80), "10.0.0.1"), (("::1", 80, 0, 0), "::1"), ("", ""), (b"", "")):
+        assert arrival(gateway, "GET /docs", f"x-api-key: {key}", client=client)[1] == address
+        assert arrival(keyed, "GET /docs", client=client)[1] == address
+        assert arrival(keyed, "GET /docs", f"x-api-key: {key}", client=client)[1] == read_keys(key_path)[0].id
 
 
 def test_a_completion_that_would_be_refused_is_refused_from_its_head(gateway: Gateway) -> None:
