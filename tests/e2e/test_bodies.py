@@ -40,6 +40,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/jobs": {"prompt": PROMPT, "length": 2},
     "/feedback": {"id": "unknown", "index": 0, "action": "accepted", "characters": 1},
 }
+# Bodies of megabytes come from one address, one after the other.
+SETTINGS = {"log": "debug", "keepalive_s": "5", "client_timeout_s": "4", "bytes_per_s": "0"}
 STATUSES = {"/jobs": 202, "/feedback": 404}
 
 
@@ -50,7 +52,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture
 def tercet(server_with: Callable[..., SharedServer]) -> SharedServer:
-    return server_with(log="debug", keepalive_s="5", client_timeout_s="4")
+    return server_with(**SETTINGS)
 
 
 @pytest.fixture(params=["http", "https"])
@@ -59,10 +61,10 @@ def connection(
 ) -> Iterator[HTTPConnection]:
     """A connection, which sends what it is given and reads responses."""
     if request.param == "http":
-        server = server_with(log="debug", keepalive_s="5", client_timeout_s="4")
+        server = server_with(**SETTINGS)
         made = HTTPConnection("127.0.0.1", server.port, timeout=30)
     else:
-        server = server_with(certificate, client_timeout_s="1")
+        server = server_with(certificate, client_timeout_s="1", bytes_per_s="0")
         made = HTTPSConnection("127.0.0.1", server.port, timeout=30, context=certificate.client())
     with closing(made):
         made.connect()

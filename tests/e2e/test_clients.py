@@ -29,12 +29,16 @@ def tercet(server_with: Callable[..., SharedServer]) -> SharedServer:
     return server_with(client_timeout_s=str(CLIENT_TIMEOUT_S), test_max_connections=str(MAX_CONNECTIONS), log="debug")
 
 
-def connect(tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None) -> socket.socket:
+def connect(
+    tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None, address: str = "127.0.0.1"
+) -> socket.socket:
     """
     Args:
         receive_bytes: that the kernel keeps for this client; None: its default, megabytes.
+        address: the client's.
     """
     sock = stack.enter_context(socket.socket())
+    sock.bind((address, 0))
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.settimeout(10)
@@ -63,6 +67,20 @@ def exchange(tercet: Tercet, request: bytes) -> bytes:
 def gauge(tercet: Tercet, name: str) -> float:
     lines = tercet.client.get("/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith(f"tercet_gateway_{name} ")).split()[1])
+
+
+def test_an_address_that_sends_too_many_bytes_is_refused_and_no_other(tercet: Tercet) -> None:
+    """None of the bodies has arrived."""
+    with ExitStack() as stack:
+        socks = [connect(tercet, stack, address="127.0.0.2") for _ in range(40)]
+        for sock in socks:
+            sock.sendall(POST + b"Content-Length: 1048576\r\n\r\n")
+        assert len(tercet.ask()["sentences"]) == 3
+        answers = [read_to_end(sock) for sock in socks]
+    refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in answer]
+    late = [answer for answer in answers if answer.startswith(b"HTTP/1.1 408 ")]
+    assert len(refused) + len(late) == 40
+    assert 4 <= len(late) < 40
 
 
 @pytest.mark.parametrize(
