@@ -6,6 +6,7 @@ makes them; it alone reads the environment and starts threads.
 
 from __future__ import annotations
 
+import difflib
 import gc
 import os
 import threading
@@ -22,6 +23,7 @@ from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
 from gateway.api.job_computation import compute_job
 from gateway.api.openai.error_format import UnknownRoutes
+from gateway.api.page import ASKED_PATH
 from gateway.entrance import Entrance
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
 from gateway.generation.request_starter import OwnerQuota, RequestStarter, Sessions
@@ -33,7 +35,6 @@ from gateway.middleware.body_limits import BodyLimits
 from gateway.middleware.origins import Origins
 from gateway.middleware.request_log import Request, RequestLog
 from gateway.middleware.traces import Traces
-from gateway.paths import ASKED_PATH, nearest_route, served_path
 from gateway.pool.access import RemoteAccess
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
@@ -44,8 +45,8 @@ from gateway.routes import HEALTH_PATHS, Route, make_routes
 from gateway.server.request_parser import RequestHead
 from gateway.server.served_app import Arrival, ServedApp
 from shared.api_keys import KeyFile
+from shared.cancellation import HangupWatcher
 from shared.errors import TercetError
-from shared.hangups import HangupWatcher
 from shared.plan import Plan, read_plan
 from shared.settings import LimitSettings, Settings
 from shared.telemetry import configure_structlog
@@ -56,6 +57,10 @@ from shared.tracing import NO_TRACING, Tracing, start_tracing
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
 UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
+# How alike two names must be (0 to 1): `completion` and `completions` are, `chat` and `static` are not.
+MIN_SIMILARITY = 0.75
+# Of a path, so many names are compared: a path of thousands would take a thread for a second.
+MAX_NAMES = 4
 # Objects that are new since the last collection, which walks them. Python's default, 700, is reached by the requests
 # in progress, whose objects end without a collection.
 MAX_YOUNG_OBJECTS = 10_000
@@ -114,7 +119,16 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self.entrance.charge(arrival, num_bytes)
 
     def _served(self, path: str) -> str:
-        return served_path(path, self._prefix, lambda path: self.router.find(path) is not None)
+        """The path without repeated slashes or one at its end, and without the prefix, unless it is a route with it.
+
+        Clients and proxies add slashes (`/v1//models`, `/generate/`). Routing, API keys and errors all see this path.
+        """
+        if "//" in path or (path.endswith("/") and path != "/"):
+            path = "/" + "/".join(filter(None, path.split("/")))
+        prefix = self._prefix
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")) and self.router.find(path) is None:
+            return path[len(prefix) :] or "/"
+        return path
 
     @property
     def has_warm_slot(self) -> bool:
@@ -170,7 +184,14 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         return UNKNOWN_OPENAI_ROUTES if req.path.startswith(UNKNOWN_OPENAI_ROUTES.prefix) else None
 
     def find_near(self, path: str) -> str | None:
-        return nearest_route(path, {template: route.resource for template, route in self.routes.items()})
+        """Methods and path of the route that was probably meant, as "POST /v1/completions"; None: none is near."""
+        routes = {route.rpartition("/")[2]: route for route in self.routes if not route.endswith(("/", "}"))}
+        for name in path.lower().split("/")[: -MAX_NAMES - 1 : -1]:  # the last first
+            for found in difflib.get_close_matches(name, routes, n=1, cutoff=MIN_SIMILARITY):
+                resource = self.routes[routes[found]].resource
+                methods = [method for method in ("GET", "POST") if hasattr(resource, f"on_{method.lower()}")]
+                return f"{' or '.join(methods)} {routes[found]}"
+        return None
 
     def refuse_unknown(self, req: falcon.Request, resp: falcon.Response, **_: object) -> None:
         """Answer an unknown path below that of OpenAI's routes."""

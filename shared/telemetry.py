@@ -7,8 +7,6 @@ takes many times as long. Standard error is what systemd and containers collect;
 from __future__ import annotations
 
 import logging.config
-import re
-import secrets
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,13 +16,11 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from shared.api_keys import KEY_PREFIX
 from shared.errors import StartError
 from shared.log_stream import LogStream
 
 # torch raises RuntimeError.
 ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def _base_processors(role: str) -> list[Processor]:
@@ -128,10 +124,3 @@ def configure_logging(role: str, level: str) -> None:
     """Configure logging in a process that gunicorn does not configure."""
     logging.config.dictConfig(logging_config(role, level))
     configure_structlog(role, level)
-
-
-def request_id(given: str | None) -> str:
-    """The client's `X-Request-Id` if it is safe to log and to forward, else a new id of 64 random bits."""
-    if given and _REQUEST_ID.fullmatch(given) and KEY_PREFIX not in given:
-        return given
-    return secrets.token_hex(8)

@@ -18,8 +18,8 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from shared import wire
+from shared.cancellation import HangupWatcher
 from shared.errors import PROBLEM_JSON, ClientGone, TercetError
-from shared.hangups import HangupWatcher
 from shared.log_stream import finish_log
 from shared.masters.run_directory import holding_device
 from shared.metrics import SlotCollector

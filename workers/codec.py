@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 from msgspec.structs import asdict
 
 from shared.errors import InvalidRequest, PromptTooLong
-from shared.prompt_window import SUFFIX_ROOM
 from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, TokenizeResponse, Top
+from shared.text import SUFFIX_ROOM
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import CharacterIndex, Detokenizer
 from workers.text.token_healing import TokenHealing

@@ -17,10 +17,10 @@ from msgspec import structs
 
 from gateway.api import sse
 from gateway.api.autocompletion import Autocompletion, sentence
-from gateway.api.callers import SESSION_PARAMETER, caller_of
+from gateway.api.callers import SESSION_PARAMETER, caller_of, prefers_async
 from gateway.api.error_formats import PROBLEM_DETAILS
 from gateway.api.feedback import FeedbackStore
-from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobResponse, JobSubmitter, prefers_async
+from gateway.api.jobs import ERRORS_OF_JOBS, JOB_ACCEPTED, JOB_HEADERS, JobResponse, JobSubmitter
 from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations
 from gateway.api.schema import AutocompleteResponse, SentenceEvent, TokenEvent, parse_autocomplete_request
 from gateway.generation.request import RequestContext

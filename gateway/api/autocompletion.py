@@ -18,11 +18,10 @@ from gateway.api.schema import (
     Sentence,
     TokenExplanation,
 )
-from gateway.api.specs import generation_spec, selection_policy
 from gateway.generation.failures import are_rejections, no_completion_error
-from gateway.generation.request import GenerationSpec, cut_suffix
-from gateway.generation.request_starter import Caller, RequestStarter
-from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
+from gateway.generation.request import Caller, GenerationSpec, cut_suffix, generation_spec
+from gateway.generation.request_starter import RequestStarter
+from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion, selection_policy
 from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.errors import invalid_field
@@ -140,7 +139,6 @@ class Autocompletion:
             raise invalid_field("seed", f"must be at most {MAX_SENT_SEED}")
         max_tokens = max_prompt_tokens if request.max_tokens == ALL else request.max_tokens
         spec = generation_spec(
-            request,
             caller,
             model.name,
             sampling_of(request, _num_new_tokens(request), model.vocab_size),
@@ -148,6 +146,9 @@ class Autocompletion:
             max_prompt_tokens=max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
             num_completions=request.n_samples,
             deadline=deadline,
+            seed=request.seed,
+            session=request.session,
+            heals=request.clean,
         )
         return replace(
             spec,

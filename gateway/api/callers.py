@@ -1,4 +1,4 @@
-"""Who sent an HTTP request, as generation sees it."""
+"""What the head of an HTTP request says: who sent it, as generation sees it, and whether it asks for a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from gateway.api.fields import MAX_SESSION_CHARS
 from gateway.api.operation import Parameter
-from gateway.generation.request_starter import Caller
+from gateway.generation.request import Caller
 from shared.errors import invalid_field
 
 SESSION_HEADER = "X-Session-Id"
@@ -38,6 +38,12 @@ def caller_of(req: falcon.Request) -> Caller:
         traceparent=context.traceparent,
         charge=context.charge,
     )
+
+
+def prefers_async(req: falcon.Request) -> bool:
+    """Whether the client asks for a job in place of an answer (RFC 7240)."""
+    preferences = (req.get_header("Prefer") or "").split(",")
+    return any(preference.partition(";")[0].strip().lower() == "respond-async" for preference in preferences)
 
 
 def _session(req: falcon.Request) -> str | None:

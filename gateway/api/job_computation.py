@@ -8,9 +8,10 @@ import msgspec
 
 from gateway.api.autocompletion import Autocompletion
 from gateway.api.schema import parse_autocomplete_request
-from gateway.generation.request_starter import Caller, RequestStarter
+from gateway.generation.request import Caller
+from gateway.generation.request_starter import RequestStarter
 from gateway.jobs.store import Job
-from gateway.waiting.cancellation import Cancelling
+from shared.cancellation import Cancelling
 
 _encode = msgspec.json.Encoder().encode
 

@@ -16,7 +16,7 @@ from gateway.api.callers import caller_of
 from gateway.api.job_requests import check_idempotency_key, parse_job, stored_request
 from gateway.api.operation import JSON, Answer, Operation, Operations, Parameter
 from gateway.api.schema import AutocompleteRequest, AutocompleteResponse, parse_job_request
-from gateway.generation.request_starter import Caller
+from gateway.generation.request import Caller
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.store import Job, JobState
 from shared.errors import (
@@ -210,12 +210,6 @@ class JobResource:
         job = self._jobs.queue.cancel_or_delete(job_id, req.context.owner)
         self._jobs.cancel(job.id)
         resp.status = falcon.HTTP_204
-
-
-def prefers_async(req: falcon.Request) -> bool:
-    """Whether the client asks for a job in place of an answer (RFC 7240)."""
-    preferences = (req.get_header("Prefer") or "").split(",")
-    return any(preference.partition(";")[0].strip().lower() == "respond-async" for preference in preferences)
 
 
 def _render(resp: falcon.Response, job: Job, warnings: Sequence[str] = ()) -> None:

@@ -19,9 +19,10 @@ import falcon
 import msgspec
 
 from gateway.api.operation import Answer, Operation, Operations, Parameter
-from gateway.paths import ASKED_PATH, page_address
 from shared.errors import NotFound
 
+# Of the WSGI environment: the path as it was asked for, where it is served as another.
+ASKED_PATH = "tercet.asked_path"
 STATIC = Path(__file__).parents[1] / "static"
 INDEX = "index.html"
 DOCS = "docs.html"
@@ -149,6 +150,15 @@ class StaticResource:
 
 def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
+
+
+def page_address(asked: str, served: str) -> str | None:
+    """Where a browser must open a page so that the page's relative links work, relative to what was asked for; None: it
+    has."""
+    if served == "/":
+        return None if asked.endswith("/") else f"./{asked.rpartition('/')[2]}/"
+    num_slashes = len(asked) - len(asked.rstrip("/"))
+    return "../" * num_slashes + served.rpartition("/")[2] if num_slashes else None
 
 
 def send_asset(asset: Asset, req: falcon.Request, resp: falcon.Response) -> None:

@@ -22,7 +22,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
 from gateway.api.peer_fields import PEER_FIELDS
-from gateway.api.specs import generation_spec, selection_policy
 from gateway.api.tgi import TgiResponder
 from gateway.api.tgi_schema import (
     ALIASES,
@@ -35,9 +34,9 @@ from gateway.api.tgi_schema import (
 )
 from gateway.api.tolerance import PeerField, TolerantParser
 from gateway.generation.failures import no_completion_error
-from gateway.generation.request import GenerationSpec
+from gateway.generation.request import GenerationSpec, generation_spec
 from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionResult, by_prompt
+from gateway.generation.selection import SelectionResult, by_prompt, selection_policy
 from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import Sampling
@@ -223,7 +222,6 @@ class PatsnapResponder:
             found = parsed.request.input
             inputs = [found] if isinstance(found, str) else found
             spec = generation_spec(
-                parsed.request,
                 caller,
                 self._starter.default_model,
                 Sampling(),

@@ -21,7 +21,6 @@ from gateway.api.callers import SESSION_PARAMETER, caller_of
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.fields import MAX_STOP_SEQUENCES, sampling_of
 from gateway.api.operation import COMPLETION_ERRORS, JSON, TEXT, Answer, Events, Operation, Operations
-from gateway.api.specs import generation_spec, selection_policy
 from gateway.api.tgi_answer import TgiAnswer
 from gateway.api.tgi_schema import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -37,8 +36,9 @@ from gateway.api.tgi_schema import (
     parse_tgi_body,
     parse_tgi_request,
 )
-from gateway.generation.request_starter import Caller, RequestStarter
-from gateway.generation.selection import SelectionResult
+from gateway.generation.request import Caller, generation_spec
+from gateway.generation.request_starter import RequestStarter
+from gateway.generation.selection import SelectionResult, selection_policy
 from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
@@ -144,7 +144,6 @@ class TgiResponder:
         has_tokens = is_streamed or parameters.details
         max_time_s = None if parameters.max_time is None else min(parameters.max_time, self._starter.timeout_s)
         spec = generation_spec(
-            parameters,
             caller,
             model.name,
             sampling_of(parameters, max_new_tokens, model.vocab_size, stop=parameters.stop_strings),
@@ -152,6 +151,8 @@ class TgiResponder:
             max_prompt_tokens=parameters.truncate,
             num_completions=parameters.num_completions,
             deadline=self._starter.deadline(started_at, max_time_s),
+            seed=parameters.seed,
+            heals=parameters.clean,
         )
         spec = dataclasses.replace(
             spec,

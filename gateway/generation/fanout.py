@@ -10,7 +10,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
@@ -33,8 +33,7 @@ from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.retries import Attempts, RetryBudget
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
-from shared.prompt_window import SUFFIX_ROOM, window_text
-from shared.protocol import MAX_TYPED_TOKENS, PRIOR_PROTOCOL, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
+from shared.protocol import PRIOR_PROTOCOL, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
 from shared.time_margins import MARGINS
 from shared.tracing import NO_TRACING, Tracing
 
@@ -104,7 +103,8 @@ class Fanout:
             self._contexts.add(context)
         spec = context.spec
         num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
-        with self._tracing.start("admission", context.traceparent, branches=num_first):
+        is_traced = bool(context.traceparent)
+        with self._tracing.start("admission", context.traceparent, branches=num_first) if is_traced else nullcontext():
             slots = self._admission.reserve(
                 spec.model,
                 num_first,
@@ -276,6 +276,8 @@ class Fanout:
     ) -> Done:
         outcome, spec = "ok", context.spec
         try:
+            if not context.traceparent:
+                return self._call(context, branch, slot, attempt, "", after_delivery)
             with self._tracing.start(
                 "branch",
                 context.traceparent,
@@ -310,7 +312,7 @@ class Fanout:
         model = self._admission.models.get(spec.model)
         protocol = self._protocol(spec, slot)
         request = GenerateRequest(
-            prompt=_needed_text(spec, branch.prompt, model.n_ctx) if isinstance(branch.prompt, str) else None,
+            prompt=spec.needed_text(branch.prompt, model.n_ctx) if isinstance(branch.prompt, str) else None,
             prompt_ids=None if isinstance(branch.prompt, str) else branch.prompt,
             max_prompt_tokens=spec.max_prompt_tokens,
             heal=spec.heals,
@@ -354,13 +356,3 @@ def _read_to_end(batches: Iterator[object]) -> None:
     with suppress(BranchError):
         for _ in batches:
             pass
-
-
-def _needed_text(spec: GenerationSpec, prompt: str, n_ctx: int) -> str:
-    """What the worker needs of a prompt. All of it where the context, not the request, bounds the window, because only
-    the worker knows how much of the context is free; and where its beginning may be a special token."""
-    max_tokens = spec.max_prompt_tokens
-    num_others = spec.sampling.max_new_tokens + SUFFIX_ROOM + MAX_TYPED_TOKENS
-    if max_tokens is None or max_tokens + num_others > n_ctx or (spec.heals and not spec.special_as_text):
-        return prompt
-    return window_text(prompt, max_tokens)

@@ -5,23 +5,62 @@ Knows no dialect: whatever a dialect wants of a completion is a field of the spe
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+import socket
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
 from gateway.pool.placement import RevisionPin
-from gateway.waiting.cancellation import Cancellation
-from shared.protocol import MAX_SEED, Done, Group, Prediction, Sampling, Token
+from shared.cancellation import Cancellation, Cancelling
+from shared.protocol import MAX_SEED, MAX_TYPED_TOKENS, Done, Group, Prediction, Sampling, Token
+from shared.text import MAX_CHARS_PER_TOKEN, SUFFIX_ROOM
 from shared.time_margins import MARGINS
 
 # Of the text after a gap, workers read some tokens.
 MAX_SUFFIX_CHARS = 200
 
+# The beginning of a document that identifies it where there is no session, in characters or token ids.
+DOCUMENT_LENGTH = 200
+# By this, clients mean a random seed.
+RANDOM = -1
+# JavaScript's numbers are exact up to 2⁵³: a client must be able to send back the seed that it reads.
+MAX_DRAWN_SEED = 2**53 - 100
 # A prompt as text, or as token ids.
 Prompt: TypeAlias = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who wants completions.
+
+    Attributes:
+        request_id: the request's id in logs and answers.
+        owner: id of its API key, without one the client's address ("": a Unix socket).
+        max_concurrency: the owner's own limit of requests at a time; None: the default, 0: no limit.
+        session: the session that the request's headers name; one in its body comes first.
+        sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
+        traceparent: the request's span; "" if the request is not traced.
+        cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
+        is_job: no client waits for the answer.
+        charge: counts bytes that its request costs besides those of its body; raises QuotaExceeded.
+    """
+
+    request_id: str
+    owner: str = ""
+    max_concurrency: int | None = None
+    session: str | None = None
+    sock: socket.socket | None = None
+    traceparent: str = ""
+    cancelling: Cancelling = lambda _cancel: nullcontext()
+    is_job: bool = False
+    charge: Callable[[int], None] = lambda _num_bytes: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +140,75 @@ class GenerationSpec:
         group = Group(id=f"{self.request_id}.{number}", size=self.num_completions)
         predict = None if self.predict is None else msgspec.structs.replace(self.predict, rank=k)
         return BranchSpec(index, self.prompts[number], (self.seed + k) % (MAX_SEED + 1), sampling, group, predict)
+
+    def needed_text(self, prompt: str, n_ctx: int) -> str:
+        """What the worker needs of a prompt. All of it where the context, not the request, bounds the window, because
+        only the worker knows how much of the context is free; and where its beginning may be a special token."""
+        max_tokens = self.max_prompt_tokens
+        num_others = self.sampling.max_new_tokens + SUFFIX_ROOM + MAX_TYPED_TOKENS
+        if max_tokens is None or max_tokens + num_others > n_ctx or (self.heals and not self.special_as_text):
+            return prompt
+        return window_text(prompt, max_tokens)
+
+
+def generation_spec(
+    caller: Caller,
+    model: str,
+    sampling: Sampling,
+    *,
+    prompts: tuple[Prompt, ...],
+    max_prompt_tokens: int | None,
+    num_completions: int,
+    deadline: float,
+    seed: int | None = None,
+    session: str | None = None,
+    heals: bool = False,
+) -> GenerationSpec:
+    """What to generate for a caller's request; its dialect replaces what it has beyond this.
+
+    Args:
+        seed: the lower 63 bits count; None and `RANDOM`: a random one.
+        session: as the body has it; None: as the caller has it.
+    """
+    session = session or caller.session
+    return GenerationSpec(
+        request_id=caller.request_id,
+        model=model,
+        prompts=prompts,
+        max_prompt_tokens=max_prompt_tokens,
+        num_completions=num_completions,
+        seed=secrets.randbelow(MAX_DRAWN_SEED) if seed is None or seed == RANDOM else seed % (MAX_SEED + 1),
+        sampling=sampling,
+        heals=heals,
+        deadline=deadline,
+        owner=caller.owner,
+        session=session,
+        document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
+    )
+
+
+def document_key(owner: str, session: str | None, prompt: Prompt) -> int | None:
+    """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
+
+    None for a short document without a session: its prompt is not worth a place in the cache. All gateways give a
+    document the same number.
+    """
+    if session is None and len(prompt) < DOCUMENT_LENGTH:
+        return None
+    identity = (owner, session) if session is not None else (owner, None, prompt[:DOCUMENT_LENGTH])
+    text = repr(identity)  # `repr` escapes surrogates, which have no UTF-8
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def window_text(text: str, max_tokens: int) -> str:
+    """The end of a text, of which a window of `max_tokens` is the same as of the whole.
+
+    A worker's window starts at a multiple of its size in tokens, counted in characters from the start of the text
+    (`workers.text.window`), so a megabyte of which it would read some thousand characters can be cut at such a
+    multiple.
+    """
+    num_cut = (len(text) - MAX_CHARS_PER_TOKEN * max_tokens) // max_tokens - 1
+    return text[max(0, num_cut) * max_tokens :]
 
 
 def cut_suffix(text: str | None) -> str:

@@ -5,59 +5,21 @@ Knows the models that are served. Knows no dialect and no HTTP server; of a clie
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from gateway.generation.fanout import Fanout
-from gateway.generation.request import GenerationSpec, Prompt, RequestContext
+from gateway.generation.request import Caller, GenerationSpec, RequestContext
 from gateway.generation.selection import SelectionPolicy
 from gateway.generation.suggestions import StartedRequest
 from gateway.pool.slot_table import ServedModels
-from gateway.waiting.cancellation import Cancelling
+from shared.cancellation import Cancelling, HangupWatcher
 from shared.errors import ClientGone, FieldError, NotReady, QuotaExceeded, Superseded, UnknownModel, invalid_field
-from shared.hangups import HangupWatcher
 from shared.plan import Model
-from shared.protocol import MAX_SEED
 from shared.time_margins import MARGINS
-
-# The beginning of a document that identifies it where there is no session, in characters or token ids.
-DOCUMENT_LENGTH = 200
-# JavaScript's numbers are exact up to 2⁵³: a client must be able to send back the seed that it reads.
-MAX_DRAWN_SEED = 2**53 - 100
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who wants completions.
-
-    Attributes:
-        request_id: the request's id in logs and answers.
-        owner: id of its API key, without one the client's address ("": a Unix socket).
-        max_concurrency: the owner's own limit of requests at a time; None: the default, 0: no limit.
-        session: the session that the request's headers name; one in its body comes first.
-        sock: the client's connection: the request ends when the client closes it. None: nothing is watched.
-        traceparent: the request's span; "" if the request is not traced.
-        cancelling: makes a context manager from a function that ends the request; it is entered while the request runs.
-        is_job: no client waits for the answer.
-        charge: counts bytes that its request costs besides those of its body; raises QuotaExceeded.
-    """
-
-    request_id: str
-    owner: str = ""
-    max_concurrency: int | None = None
-    session: str | None = None
-    sock: socket.socket | None = None
-    traceparent: str = ""
-    cancelling: Cancelling = lambda _cancel: nullcontext()
-    is_job: bool = False
-    charge: Callable[[int], None] = lambda _num_bytes: None
 
 
 class OwnerQuota:
@@ -189,10 +151,9 @@ class RequestStarter:
             Overloaded, NotReady, DeadlineExceeded, Superseded, ClientGone: it was not started, or cancelled.
         """
         context = RequestContext(spec, caller.traceparent, is_awaited=not caller.is_job)
-        hang_up = partial(context.cancel, ClientGone("The client hung up before its answer was ready."))
         with (
             self._sessions.superseding(context),
-            self._hangups.watching(caller.sock, hang_up),
+            self._hangups.watching(caller.sock, context.hang_up),
             caller.cancelling(context.cancel),
         ):
             try:
@@ -251,26 +212,3 @@ class RequestStarter:
         if max_time_s is not None and max_time_s <= MARGINS.return_s:
             raise invalid_field("max_time", f"must be above {MARGINS.return_s:g} seconds")
         return started_at + (max_time_s or self.timeout_s)
-
-
-def draw_seed() -> int:
-    """A random seed, for a request without one."""
-    return secrets.randbelow(MAX_DRAWN_SEED)
-
-
-def settle_seed(seed: int | None) -> int:
-    """The seed to use: the request's, of which the lower 63 bits count, or a random one."""
-    return draw_seed() if seed is None else seed % (MAX_SEED + 1)
-
-
-def document_key(owner: str, session: str | None, prompt: Prompt) -> int | None:
-    """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
-
-    None for a short document without a session: its prompt is not worth a place in the cache. All gateways give a
-    document the same number.
-    """
-    if session is None and len(prompt) < DOCUMENT_LENGTH:
-        return None
-    identity = (owner, session) if session is not None else (owner, None, prompt[:DOCUMENT_LENGTH])
-    text = repr(identity)  # `repr` escapes surrogates, which have no UTF-8
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

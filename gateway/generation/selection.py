@@ -88,6 +88,24 @@ class SelectionPolicy:
     min_familiarity: float | None = None
 
 
+def selection_policy(spec: GenerationSpec, similarity: float, length: int | None = None) -> SelectionPolicy:
+    """
+    Args:
+        similarity: percent from which two completions are near-duplicates.
+        length: requested tokens; None: as many as are generated.
+    """
+    prompt = spec.prompts[0] if len(spec.prompts) == 1 else ""
+    return SelectionPolicy(
+        prompt=prompt if isinstance(prompt, str) else "",
+        num_suggestions=spec.num_branches,
+        length=spec.sampling.max_new_tokens if length is None else length,
+        similarity=similarity,
+        keeps_greedy_text=spec.sampling.temperature == 0,
+        is_verbatim=not spec.heals,
+        fills_gap=bool(spec.suffix),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """A completion that was selected.

@@ -15,8 +15,8 @@ import structlog
 
 from gateway.jobs.queue import Final, JobQueue
 from gateway.jobs.store import Job
-from gateway.waiting.cancellation import Cancellation, Cancelling
 from shared.call_threads import CallThreads
+from shared.cancellation import Cancellation, Cancelling
 from shared.errors import JobsUnavailable, NotReady, Overloaded, ShuttingDown, TercetError, internal_error
 
 # How often leases are renewed and the store is asked for jobs of other processes; a job of this process wakes the

@@ -10,6 +10,7 @@ what they like to a health check, or no `Host`, so its routes answer any.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 import falcon
 
@@ -18,13 +19,16 @@ from shared.errors import ForbiddenOrigin, MalformedRequest, UnknownHost
 from shared.settings import Settings
 
 STATIC_PREFIX = "/static/"
+MAX_REMEMBERED = 256  # values of a header
 
 
 class Origins:
     """Falcon middleware. CORS headers are set before any later check fails, so that pages can read that error."""
 
     def __init__(self, settings: Settings, health_paths: Collection[str] = ()) -> None:
-        self._settings = settings
+        # What clients send seldom differs; the checks take several times as long as the rest.
+        self._allows_host = lru_cache(MAX_REMEMBERED)(settings.allows_host)
+        self._allows_origin = lru_cache(MAX_REMEMBERED)(settings.access.allows_origin)
         self._health_paths = frozenset(health_paths)
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -35,7 +39,7 @@ class Origins:
             ForbiddenOrigin: the request comes from a page of an origin that is not listed.
         """
         host = req.get_header("Host") or ""
-        if req.path not in self._health_paths and not self._settings.allows_host(host):
+        if req.path not in self._health_paths and not self._allows_host(host):
             if "HTTP_HOST" not in req.env and req.env["SERVER_PROTOCOL"] == "HTTP/1.1":
                 raise MalformedRequest("A request in HTTP/1.1 must have a Host header.")
             raise UnknownHost(f"Host {host!r} is not served here; add its name to TERCET_HOSTS.")
@@ -46,7 +50,7 @@ class Origins:
         # The scheme is not compared: TLS may end at a proxy, and then only the proxy knows it.
         if origin is None or (host and origin in {f"http://{host}", f"https://{host}"}):
             return
-        if not self._settings.access.allows_origin(origin):
+        if not self._allows_origin(origin):
             raise ForbiddenOrigin(f"Pages of {origin!r} may not use this server; add it to TERCET_ORIGINS.")
         for name, value in cors.response_headers(origin):
             resp.append_header(name, value)

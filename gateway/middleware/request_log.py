@@ -11,6 +11,8 @@ no resource, and no reason why a request is refused.
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -20,8 +22,9 @@ import falcon
 import structlog
 
 from gateway.metrics import Metrics
-from shared.telemetry import request_id
+from shared.api_keys import KEY_PREFIX
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 log = structlog.get_logger()
 
 
@@ -31,7 +34,7 @@ class Request(falcon.Request):
     def __init__(self, env: dict[str, Any], options: falcon.RequestOptions | None = None) -> None:
         super().__init__(env, options)
         self.context.start = time.monotonic()
-        self.context.id = request_id(self.get_header("X-Request-Id"))
+        self.context.id = _request_id(self.get_header("X-Request-Id"))
         # A client may send any word as its method, even a key.
         self.context.method = self.method if self.method in falcon.HTTP_METHODS else "(other)"
         self.context.owner = ""
@@ -86,6 +89,13 @@ class RequestLog:
             **ignored,
             **req.context.log,
         )
+
+
+def _request_id(given: str | None) -> str:
+    """The client's `X-Request-Id` if it is safe to log and to forward, else a new id of 64 random bits."""
+    if given and _REQUEST_ID.fullmatch(given) and KEY_PREFIX not in given:
+        return given
+    return secrets.token_hex(8)
 
 
 class ObservedStream:

@@ -20,8 +20,8 @@ from functools import partial
 
 from gateway.pool.placement import DocumentAffinity, OwnerShares, RevisionPin, place_on_one_revision
 from gateway.pool.slot_table import MAX_DOWN_S, ServedModels, SlotTable
-from gateway.waiting.cancellation import Cancelling
 from gateway.waiting.room import Line, Waiter, WaitingRoom
+from shared.cancellation import Cancelling
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan, Slot
 from shared.protocol import State

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import httpx
 
 from gateway.pool.access import RemoteAccess
-from gateway.pool.answers import InvalidAnswer, check_done, check_tokens, shortened, usable_state
+from gateway.pool.answers import shortened, usable_state
 from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
 from shared import wire
 from shared.errors import BodyTooLarge, InvalidJson, InvalidRequest, PromptTooLong
@@ -249,12 +249,12 @@ class Call(_AbortableCall):
                     batch: list[Token | Done] = []
                     for line in map(wire.decode_line, raw_lines):
                         if isinstance(line, Done):
-                            check_done(line, self._request)
+                            wire.check_done(line, self._request)
                             batch.append(line)
                         elif isinstance(line, Token):
                             num_tokens += 1
                             if num_tokens > max_tokens:
-                                raise InvalidAnswer("more tokens than requested")
+                                raise wire.InvalidAnswer("garbage", "The worker sent more tokens than requested.")
                             batch.append(line)
                         elif isinstance(line, Failed):
                             raise _failure(line)
@@ -269,10 +269,8 @@ class Call(_AbortableCall):
         except httpx.TransportError as error:
             self._raise_if_aborted()
             raise _connection_error(error) from error
-        except wire.BrokenLines as error:
+        except wire.InvalidAnswer as error:
             raise BranchError(error.code, str(error)) from error
-        except InvalidAnswer as error:
-            raise BranchError("garbage", f"The worker sent an invalid answer: {error}.") from error
         except wire.DECODE_ERRORS as error:
             raise BranchError("garbage", "The worker sent an invalid line.") from error
         finally:
@@ -324,9 +322,7 @@ class TokenizeCall(_AbortableCall):
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
-                found = wire.decode_tokens(_read_all(response, deadline, MAX_TOKENIZE_BYTES))
-                check_tokens(found)
-                return found
+                return wire.decode_tokens(_read_all(response, deadline, MAX_TOKENIZE_BYTES))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise BranchError("unreachable", "The worker cannot be reached.") from error
         except httpx.TimeoutException as error:
@@ -336,7 +332,7 @@ class TokenizeCall(_AbortableCall):
         except httpx.TransportError as error:
             reason = self._abort_reason or _connection_error(error)
             raise BranchError(reason.code, reason.detail, is_retryable=False) from error
-        except (InvalidAnswer, *wire.DECODE_ERRORS) as error:
+        except (wire.InvalidAnswer, *wire.DECODE_ERRORS) as error:
             raise BranchError("garbage", "The worker sent an invalid response.", is_retryable=False) from error
 
 
@@ -416,7 +412,7 @@ class SlotClient:
             raise BranchError("untrusted", str(error)) from error
         except httpx.TransportError as error:
             raise BranchError("unreachable", str(error)) from error
-        except wire.BrokenLines as error:
+        except wire.InvalidAnswer as error:
             raise BranchError(error.code, str(error)) from error
         except wire.DECODE_ERRORS as error:
             raise BranchError("garbage", f"The worker sent an invalid state: {error}") from error
@@ -449,7 +445,7 @@ def _read_states(response: httpx.Response, timeout_s: float) -> Iterator[State]:
     Raises:
         BranchError: more than `MAX_STATES_PER_S`.
         httpx.TransportError: no line is complete within `timeout_s`, or the stream breaks off.
-        wire.BrokenLines: a line is too long, or incomplete.
+        wire.InvalidAnswer: a line is too long, or incomplete.
     """
     since, num_states = time.monotonic(), 0
     for raw_lines in wire.split_lines(_stream(response), wire.MAX_STATE_BYTES):

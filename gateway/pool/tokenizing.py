@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
 from gateway.pool.retries import Attempts
-from gateway.waiting.cancellation import Cancellation, Cancelling
+from shared.cancellation import Cancellation, Cancelling
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, TercetError
 from shared.protocol import LONG_TEXT_CHARS, Tokens
 
@@ -70,9 +69,8 @@ class PoolTokenizer:
             if self._stop_reason is not None:
                 raise copy.copy(self._stop_reason)
             self._running.add(cancellation)
-        hang_up = partial(cancellation.cancel, ClientGone("The client hung up before its answer was ready."))
         try:
-            with cancelling(hang_up):
+            with cancelling(cancellation.hang_up):
                 return self._tokens(model, content, deadline, owner, cancellation)
         except (ClientGone, NotReady) as error:
             raise cancellation.cancel_reason or error from None

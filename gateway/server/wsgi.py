@@ -6,6 +6,7 @@ Knows neither connections nor what is served.
 from __future__ import annotations
 
 import io
+import secrets
 import socket
 import sys
 import time
@@ -18,7 +19,6 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.server.request_parser import Request
 from shared.errors import PROBLEM_JSON, TercetError
-from shared.telemetry import request_id
 
 Headers = Iterable[tuple[str, str]]
 
@@ -154,7 +154,7 @@ def encode_error(error: TercetError, headers: Headers = ()) -> bytes:
     Args:
         headers: further headers, besides the error's own.
     """
-    identifier = request_id(None)
+    identifier = secrets.token_hex(8)
     body = error.problem(identifier)
     own = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "X-Request-Id": identifier} | error.headers
     head = encode_head(f"{error.status} {error.title}", [*own.items(), *headers], keeps_connection=False)

@@ -16,7 +16,7 @@ from gateway.generation.fanout import Fanout
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.retries import RetryBudget
-from shared.hangups import HangupWatcher
+from shared.cancellation import HangupWatcher
 from shared.plan import Model, Plan, make_slots
 from shared.protocol import State
 from shared.settings import Settings

@@ -71,7 +71,7 @@ def test_lines_are_told_apart_whatever_the_chunks() -> None:
 
 
 def test_a_body_that_ends_within_a_line_is_broken() -> None:
-    with pytest.raises(wire.BrokenLines) as caught:
+    with pytest.raises(wire.InvalidAnswer) as caught:
         list(wire.split_lines([wire.encode_line(State(state="warm"))[:-1]]))
     assert caught.value.code == "broken"
 
@@ -121,5 +121,5 @@ def test_lines_and_all_lines_have_a_limit(limits: tuple[int, int], is_valid: boo
     if is_valid:
         assert [line for batch in wire.split_lines(chunks, *limits) for line in batch] == [b"aaaaa", b"bbbbb"]
     else:
-        with pytest.raises(wire.BrokenLines, match="more bytes"):
+        with pytest.raises(wire.InvalidAnswer, match="more bytes"):
             list(wire.split_lines(chunks, *limits))

@@ -12,8 +12,8 @@ import falcon
 from falcon import testing
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared.cancellation import HangupWatcher
 from shared.errors import PROBLEM_JSON
-from shared.hangups import HangupWatcher
 from shared.plan import Model, Slot
 from shared.protocol import Done, GenerateLine, GenerateRequest
 from tests.workers.faults import Faults

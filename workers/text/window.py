@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable
 
-from shared.prompt_window import MAX_CHARS_PER_TOKEN
+from shared.text import MAX_CHARS_PER_TOKEN
 
 _WORD_START = re.compile(r"\s(?=\S)")
 # Text without white space for this many characters is cut anywhere.

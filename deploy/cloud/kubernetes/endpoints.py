@@ -21,7 +21,7 @@ from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.retries import RetryBudget
 from gateway.routes import describe
-from shared.hangups import HangupWatcher
+from shared.cancellation import HangupWatcher
 from shared.plan import Model, Plan
 from shared.settings import Settings
 

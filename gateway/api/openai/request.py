@@ -10,9 +10,8 @@ from msgspec.structs import replace
 
 from gateway.api.fields import sampling_of
 from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
-from gateway.api.specs import generation_spec
-from gateway.generation.request import GenerationSpec, Prompt, cut_suffix
-from gateway.generation.request_starter import Caller, RequestStarter
+from gateway.generation.request import Caller, GenerationSpec, Prompt, cut_suffix, generation_spec
+from gateway.generation.request_starter import RequestStarter
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import FieldError, PromptTooLong, invalid_field
 from shared.plan import Model
@@ -78,7 +77,6 @@ def completion_spec(
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
     spec = generation_spec(
-        request,
         caller,
         model.name,
         sampling,
@@ -86,6 +84,9 @@ def completion_spec(
         max_prompt_tokens=_max_prompt_tokens(request, model, sampling) if is_text else None,
         num_completions=num_completions,
         deadline=deadline,
+        seed=request.seed,
+        session=request.session,
+        heals=request.clean,
     )
     return dataclasses.replace(
         spec,

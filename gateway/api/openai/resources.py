@@ -31,10 +31,9 @@ from gateway.api.openai.schema import (
     parse_completion_request,
 )
 from gateway.api.operation import COMPLETION_ERRORS, JSON, Answer, Events, Operation, Operations, Parameter
-from gateway.api.specs import selection_policy
 from gateway.generation.request import RequestContext
 from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionResult, Suggestion
+from gateway.generation.selection import SelectionResult, Suggestion, selection_policy
 from gateway.generation.suggestions import Output, TextDelta
 from shared.errors import (
     PromptTooLong,

@@ -10,7 +10,7 @@ from falcon import testing
 
 from gateway.app import create_app
 from gateway.jobs.executor import JobExecutor
-from shared.hangups import HangupWatcher
+from shared.cancellation import HangupWatcher
 from shared.protocol import GenerateRequest, TokenizeResponse
 from shared.settings import Settings
 from tests.gateway.generation.stubs import MakePool, Respond, Step, StubPool, completion

@@ -15,7 +15,7 @@ import structlog
 from falcon import testing
 from msgspec import structs
 
-from gateway.generation.request_starter import MAX_DRAWN_SEED
+from gateway.generation.request import MAX_DRAWN_SEED
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
 from shared.protocol import Accepted, Done, GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi

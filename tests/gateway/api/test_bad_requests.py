@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 
-from shared.hangups import HangupWatcher
+from shared.cancellation import HangupWatcher
 from shared.protocol import GenerateRequest
 from tests.bad_requests import HttpRequest, bad_requests, call_app, check_answer
 from tests.gateway.api.conftest import Api

@@ -15,7 +15,7 @@ from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import Job
-from gateway.waiting.cancellation import Cancelling
+from shared.cancellation import Cancelling
 
 
 def announce_and_hang(moment: str) -> None:

@@ -19,8 +19,8 @@ from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import LEASE_S, JobQueue
 from gateway.jobs.store import Job
-from gateway.waiting.cancellation import Cancelling
 from shared.call_threads import CallThreads
+from shared.cancellation import Cancelling
 from shared.errors import InvalidRequest, JobsUnavailable, Overloaded
 from tests.e2e.harness import until
 from tests.gateway.jobs.conftest import Clock, MakeQueue

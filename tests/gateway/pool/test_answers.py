@@ -17,7 +17,7 @@ from gateway.pool.access import RemoteAccess
 from gateway.pool.answers import MAX_DETAIL_CHARS, usable_state
 from gateway.pool.client import BranchError, SlotClient
 from shared import wire
-from shared.hangups import HangupWatcher
+from shared.cancellation import HangupWatcher
 from shared.plan import Remote, Slot
 from shared.protocol import Done, Failed, GenerateRequest, Sampling, State, Token, TokenizeResponse, Tokens
 from tests.gateway.api.conftest import Api

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.prompt_window import MAX_CHARS_PER_TOKEN, window_text
+from gateway.generation.request import window_text
+from shared.text import MAX_CHARS_PER_TOKEN
 from tests.workers.helpers import EMBEDDED, decode, with_pre_tokenizer
 from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text.tokenizer import Tokenizer
