@@ -17,7 +17,6 @@ if (root := str(Path(__file__).parent)) not in sys.path:  # the `gunicorn` scrip
 
 from shared.errors import StartError
 from shared.home import START_DIRECTORY, start_directory
-from shared.log_stream import start_log_thread, use_log_streams
 from shared.masters.generations import START_FAILED_EXIT_CODE, WORKERS_DIED_EXIT_CODE, Generations
 from shared.masters.run_directory import file_identity, lock_run_directory, restore_lock, restore_run_directory
 from shared.masters.startup import (
@@ -36,7 +35,7 @@ from shared.plan import PLAN_FILE, write_plan
 from shared.process import forbid_core_dumps, forbid_core_files, map_large_blocks, raise_descriptor_limit
 from shared.setting_values import Address
 from shared.settings import Settings
-from shared.telemetry import configure_structlog, logging_config
+from shared.telemetry import configure_structlog, logging_config, start_log_thread, use_log_streams
 from shared.worker_environment import worker_environment
 
 # Threads for connections other than branches: the state streams of two gateways (during a reload there are two),

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
-from shared.log_stream import open_standard_streams
+from shared.process import open_standard_streams
 from shared.version import tercet_version
 
 # In the order of `tercet --help`: a function, or a group of commands.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.log_stream import num_dropped_records
 from shared.protocol import SlotState, State
+from shared.telemetry import num_dropped_records
 
 _GAUGES: list[tuple[str, str, Callable[[State], float]]] = [
     ("tercet_slot_in_flight_branches", "Branches in flight in the slot's engine", lambda state: state.in_flight),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 from pathlib import Path
@@ -68,3 +69,16 @@ def raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = hard if sys.platform == "linux" else min(hard, 10240)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_standard_streams() -> None:
+    """Open those of the descriptors 0, 1 and 2 that are closed, on /dev/null.
+
+    Else the next file or socket gets the number, and what prints writes into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - open as long as the process

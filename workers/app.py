@@ -20,13 +20,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shared import wire
 from shared.cancellation import HangupWatcher
 from shared.errors import PROBLEM_JSON, ClientGone, TercetError
-from shared.log_stream import finish_log
 from shared.masters.run_directory import holding_device
 from shared.metrics import SlotCollector
 from shared.plan import Plan, Slot, read_plan
 from shared.protocol import Done, Failed
 from shared.settings import Settings
-from shared.telemetry import configure_structlog
+from shared.telemetry import configure_structlog, finish_log
 from shared.tracing import NO_TRACING, start_tracing
 from shared.worker_environment import cache_directory
 from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory

@@ -35,10 +35,10 @@ from gunicorn.workers.gthread import ThreadWorker
 from shared import wire
 from shared.call_threads import CallThreads
 from shared.errors import Overloaded, SlotFull, StartError, TercetError
-from shared.log_stream import finish_log, num_dropped_records
 from shared.masters.generations import START_FAILED_EXIT_CODE
 from shared.masters.run_directory import file_identity, restore_run_directory
 from shared.masters.worker_life import LifePhase
+from shared.telemetry import finish_log, num_dropped_records
 from workers.tcp_port import TcpConnection, TcpPort, refuse
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from deploy.supervision.supervisor import ROLES, Supervisor
 from deploy.terminal import make_console
 from deploy.tuning.planning import Downloads
 from shared.errors import StartError
-from shared.log_stream import use_log_streams
 from shared.settings import Settings, service_links
-from shared.telemetry import configure_logging
+from shared.telemetry import configure_logging, use_log_streams
 from shared.tracing import require_opentelemetry
 
 log = structlog.get_logger()

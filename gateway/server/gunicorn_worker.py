@@ -25,11 +25,11 @@ from gateway.server import bounds
 from gateway.server.http_server import HttpServer
 from gateway.server.served_app import ServedApp
 from shared.errors import ShuttingDown
-from shared.log_stream import finish_log
 from shared.masters.leases import Leases
 from shared.masters.startup import ServerTls
 from shared.masters.worker_life import LifePhase, WorkerLife
 from shared.settings import Settings
+from shared.telemetry import finish_log
 from shared.time_margins import MARGINS
 
 log = structlog.get_logger()

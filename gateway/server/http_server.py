@@ -32,9 +32,9 @@ from gateway.server.served_app import ARRIVAL, REFUSAL, Arrival, ServedApp, Work
 from gateway.server.work_queue import WorkQueue
 from gateway.server.wsgi import ResponseWriter, encode_error, make_environ, refuse_at_once
 from shared.errors import SPEAKS_HTTPS, MalformedRequest, Overloaded, RequestTimeout, ShuttingDown, TercetError
-from shared.log_stream import finish_log
 from shared.settings import Settings
 from shared.sockets import ONESHOT, Poller
+from shared.telemetry import finish_log
 
 log = structlog.get_logger()
 

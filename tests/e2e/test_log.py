@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.log_stream import MAX_QUEUED
+from shared.telemetry import MAX_QUEUED
 from tests.e2e.harness import START_S, Tercet, until
 
 PIPE_BYTES = 65536

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from shared.log_stream import EXIT_WAIT_S, MAX_QUEUED, LogStream
+from shared.telemetry import EXIT_WAIT_S, MAX_QUEUED, LogStream
 from tests.e2e.harness import until
 
 Ends = tuple[int, int]
@@ -131,7 +131,7 @@ def test_the_queue_is_bounded() -> None:
 
 PROGRAM = """
 import os, sys
-from shared.log_stream import finish_log, start_log_thread, use_log_streams
+from shared.telemetry import finish_log, start_log_thread, use_log_streams
 use_log_streams()
 start_log_thread()
 for number in range(500):

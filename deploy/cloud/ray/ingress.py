@@ -35,11 +35,10 @@ from shared.errors import (
     TercetError,
     Unauthorized,
 )
-from shared.log_stream import start_log_thread, use_log_streams
 from shared.pool_keys import is_pool_key, watch_pool_keys
 from shared.protocol import Failed, State
 from shared.settings import Settings
-from shared.telemetry import configure_structlog
+from shared.telemetry import configure_structlog, start_log_thread, use_log_streams
 
 WORKER_GONE = "The worker of this branch is gone."
 REPORT_PERIOD_S = 1.0

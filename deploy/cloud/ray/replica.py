@@ -26,11 +26,10 @@ from deploy.tuning.planning import make_plan
 from shared import wire
 from shared.cpu_features import num_cores
 from shared.errors import StartError, TercetError
-from shared.log_stream import start_log_thread, use_log_streams
 from shared.plan import Plan
 from shared.setting_values import ModelSpec
 from shared.settings import Settings
-from shared.telemetry import configure_structlog
+from shared.telemetry import configure_structlog, start_log_thread, use_log_streams
 from shared.worker_environment import worker_environment
 
 if TYPE_CHECKING:
