@@ -105,16 +105,7 @@ class Fanout:
         num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
         is_traced = bool(context.traceparent)
         with self._tracing.start("admission", context.traceparent, branches=num_first) if is_traced else nullcontext():
-            slots = self._admission.reserve(
-                spec.model,
-                num_first,
-                spec.deadline,
-                owner=spec.owner,
-                document=spec.document,
-                pin=context.pin,
-                has_session=spec.session is not None,
-                cancelling=context.on_cancel,
-            )
+            slots = self._admission.reserve(context.claim, num_first, cancelling=context.on_cancel)
         self._retry_budget.add_branches(spec.num_branches)
         # All before the first runs: as it ends, its thread takes the next.
         branches = [context.take_branch() for _ in range(num_first)]
@@ -123,7 +114,7 @@ class Fanout:
                 self._threads.submit(self._run_branches, context, branch, slot)
             except Overloaded:
                 for unused in slots[number:]:
-                    self._release(unused, context)
+                    self._admission.release(unused, context.claim)
                 raise
 
     @property
@@ -205,7 +196,7 @@ class Fanout:
                 duration_s = time.monotonic() - attempts.started_at
                 return BranchResult(branch.index, branch.seed, slot, context.spec.model, done, duration_s)
             finally:
-                self._release(slot, context)
+                self._admission.release(slot, context.claim)
             context.pause(pause_s)
             slot = None
 
@@ -219,10 +210,6 @@ class Fanout:
         may_repeat = attempts.may_repeat_after(error) and not context.is_over and not context.ends_workers
         return 0.0 if may_repeat and self._take_retry() else None
 
-    def _release(self, slot: int, context: RequestContext) -> None:
-        spec = context.spec
-        self._admission.release(slot, context.pin, spec.owner, has_session=spec.session is not None)
-
     def _reserve_one(self, context: RequestContext, branch: BranchSpec, attempts: Attempts) -> int:
         """Room for one branch of a request that was admitted.
 
@@ -234,15 +221,10 @@ class Fanout:
         while True:
             try:
                 [slot] = self._admission.reserve(
-                    spec.model,
+                    context.claim,
                     1,
-                    spec.deadline,
-                    owner=spec.owner,
                     avoid=attempts.tried_slots,
                     is_retry=is_admitted,
-                    document=spec.document,
-                    pin=context.pin,
-                    has_session=spec.session is not None,
                     cancelling=context.on_cancel,
                 )
             except Overloaded:
@@ -337,7 +319,7 @@ class Fanout:
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:
-                context.pin.has_output = True
+                context.claim.has_output = True
                 if tokens := tuple(line for line in lines if isinstance(line, Token)):
                     context.deliver(TokenDelta(branch.index, tokens, attempt))
                 if isinstance(last := lines[-1], Done):

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.pool.placement import RevisionPin
+from gateway.pool.placement import Claim
 from shared.cancellation import Cancellation, Cancelling
 from shared.protocol import MAX_SEED, MAX_TYPED_TOKENS, Done, Group, Prediction, Sampling, Token
 from shared.text import MAX_CHARS_PER_TOKEN, SUFFIX_ROOM
@@ -260,7 +260,7 @@ class RequestContext(Cancellation):
     `next_event`. Thread-safe.
 
     Attributes:
-        pin: the weights that its branches share.
+        claim: for room in slots.
         traceparent: the request's span, parent of the branches' spans; "" if the request is not traced.
         is_awaited: a client waits for the answer.
         num_top_ups: branches started to replace rejected completions.
@@ -274,7 +274,13 @@ class RequestContext(Cancellation):
         self.spec = spec
         self.traceparent = traceparent
         self.is_awaited = is_awaited
-        self.pin = RevisionPin()
+        self.claim = Claim(
+            model=spec.model,
+            deadline=spec.deadline,
+            owner=spec.owner,
+            document=spec.document,
+            has_session=spec.session is not None,
+        )
         self.num_top_ups = 0
         self.lost_workers: set[tuple[int, int]] = set()
         self.ends_workers = False

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.pool.placement import DocumentAffinity, OwnerShares, RevisionPin, place_on_one_revision
+from gateway.pool.placement import Claim, DocumentAffinity, OwnerShares, place_on_one_revision
 from gateway.pool.slot_table import MAX_DOWN_S, ServedModels, SlotTable
 from gateway.waiting.room import Line, Waiter, WaitingRoom
 from shared.cancellation import Cancelling
@@ -36,11 +36,8 @@ LONG_TEXTS = ("long texts",)
 class _Reservation(Waiter):
     """A request that waits for slots. It gets `slots` or an error; neither: its deadline passed."""
 
-    model: str
-    num_branches: int
+    claim: Claim
     avoid: Collection[int]
-    document: int | None
-    pin: RevisionPin
     slots: list[int] | None = None
     settled: threading.Event = field(default_factory=threading.Event)
 
@@ -182,17 +179,11 @@ class Admission:
 
     def reserve(
         self,
-        model: str,
+        claim: Claim,
         num_branches: int,
-        deadline: float,
         *,
-        owner: str = "",
         avoid: Collection[int] = (),
         is_retry: bool = False,
-        document: int | None = None,
-        pin: RevisionPin | None = None,
-        has_session: bool = False,
-        is_long_text: bool = False,
         cancelling: Cancelling = lambda _cancel: nullcontext(),
     ) -> list[int]:
         """Wait until all branches have room at once, and reserve it.
@@ -201,17 +192,9 @@ class Admission:
         the caller reserves the others one at a time.
 
         Args:
-            deadline: `time.monotonic()` time.
-            owner: id of the request's API key; the queue is fair between owners.
             avoid: slots to use only if there is no other, because they have just failed this request.
             is_retry: one branch of a request that has been admitted already: placed before all waiting requests and
                 not counted in the queue bound.
-            document: a number that requests for the same document share (document affinity): they go to the slot
-                that has the prompt in its prefix cache.
-            pin: the request's pin; all its branches get slots with the same weights.
-            has_session: the client's next key makes the request useless. So the latest goes first, and no more run than
-                end before it: the owner's sessions keep to its share of the room, or to one request.
-            is_long_text: it is only to be tokenized; one of these has a slot at a time.
             cancelling: makes a context manager from a function that cancels the waiting; it is entered while the
                 request waits.
 
@@ -226,56 +209,40 @@ class Admission:
             DeadlineExceeded: no room before the deadline, in slots that are ready.
         """
         reservation = _Reservation(
-            owner=owner,
-            queue=LONG_TEXTS if is_long_text else model,
+            owner=claim.owner,
+            queue=LONG_TEXTS if claim.is_long_text else claim.model,
             cost=num_branches,
             size=num_branches,
-            deadline=deadline,
-            is_latest_first=has_session,
-            is_urgent=is_retry and not is_long_text,
-            model=model,
-            num_branches=num_branches,
+            deadline=claim.deadline,
+            is_latest_first=claim.has_session,
+            is_urgent=is_retry and not claim.is_long_text,
+            claim=claim,
             avoid=avoid,
-            document=document,
-            pin=pin or RevisionPin(),
         )
         with self._lock:
             self._num_arrived += 1
-            self._shares[model].note(owner)
+            self._shares[claim.model].note(claim.owner)
             self._room.enter(reservation)
             self._settle_all()
             while self._room.refuse_one(self._overloaded) is not None:
                 self._settle_all()
         with cancelling(partial(self._end, reservation, _cancellation)):
-            reservation.settled.wait(max(0.0, deadline - time.monotonic()))
-        self._end(reservation, partial(self._lateness, model))
+            reservation.settled.wait(max(0.0, claim.deadline - time.monotonic()))
+        self._end(reservation, partial(self._lateness, claim.model))
         if reservation.error is not None:
             raise reservation.error
         assert reservation.slots is not None
         return reservation.slots
 
-    def release(
-        self,
-        index: int,
-        pin: RevisionPin | None = None,
-        owner: str = "",
-        *,
-        has_session: bool = False,
-        is_long_text: bool = False,
-    ) -> None:
-        """Give back the room of one branch in a slot.
-
-        Args:
-            pin, owner, has_session, is_long_text: as for `reserve`.
-        """
+    def release(self, index: int, claim: Claim) -> None:
+        """Give back the room of one branch in a slot."""
         with self._lock:
             self._table.release(index)
-            self._shares[self._table.entries[index].slot.model].add((owner, has_session), -1)
-            self._has_long_text &= not is_long_text
-            if pin is not None:
-                pin.num_running -= 1
-                if not pin.num_running and not pin.has_output:
-                    pin.revision = None
+            self._shares[claim.model].add(claim.line, -1)
+            self._has_long_text &= not claim.is_long_text
+            claim.num_running -= 1
+            if not claim.num_running and not claim.has_output:
+                claim.revision = None
             self._settle_all()
 
     def _end(self, reservation: _Reservation, make_error: Callable[[], TercetError]) -> None:
@@ -315,45 +282,47 @@ class Admission:
 
     def _must_wait(self, reservation: _Reservation) -> bool:
         """Whether a request must wait although there may be room."""
-        if reservation.queue == LONG_TEXTS:
+        claim = reservation.claim
+        if claim.is_long_text:
             return self._has_long_text
-        slots = [slot for group in self._table.groups(reservation.model) for slot in group]
+        slots = [slot for group in self._table.groups(claim.model) for slot in group]
         capacity = sum(slot.shared_batch for slot in slots)
-        shares = self._shares[reservation.model]
         # Without a slot the request may have to be refused, which `_try_to_settle` knows.
-        return bool(slots) and shares.must_wait(reservation.line, reservation.num_branches, capacity, self._room.sizes)
+        return bool(slots) and self._shares[claim.model].must_wait(
+            claim.line, reservation.cost, capacity, self._room.sizes
+        )
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
-        pin = reservation.pin
+        claim = reservation.claim
         slots = place_on_one_revision(
-            self._table.groups(reservation.model, pin.revision),
-            reservation.num_branches,
+            self._table.groups(claim.model, claim.revision),
+            reservation.cost,
             self._policy,
             reservation.avoid,
-            self._affinity.slot_of(reservation.document),
+            self._affinity.slot_of(claim.document),
         )
         if slots is not None:
-            pin.revision = self._table.entries[slots[0]].state.revision
-            pin.num_running += len(slots)
+            claim.revision = self._table.entries[slots[0]].state.revision
+            claim.num_running += len(slots)
             self._table.reserve(slots)
-            self._shares[reservation.model].add(reservation.line, len(slots))
-            self._affinity.remember(reservation.document, slots[0])
-            self._has_long_text |= reservation.queue == LONG_TEXTS
+            self._shares[claim.model].add(claim.line, len(slots))
+            self._affinity.remember(claim.document, slots[0])
+            self._has_long_text |= claim.is_long_text
             reservation.slots = slots
             self._room.settle(reservation)
-        elif (refusal := self._unavailability(reservation.model, pin)) is not None:
+        elif (refusal := self._unavailability(claim.model, claim)) is not None:
             self._room.settle(reservation, refusal)
         return not reservation.is_waiting
 
-    def _unavailability(self, model: str, pin: RevisionPin | None = None) -> NotReady | None:
+    def _unavailability(self, model: str, claim: Claim | None = None) -> NotReady | None:
         """Why waiting for this model, or for the weights that the request began with, is pointless, else None."""
-        revision = None if pin is None else pin.revision
+        revision = None if claim is None else claim.revision
         if self._table.is_expected(model, revision):
             return None
         if (failure := self._table.load_failure(model)) is not None:
             return NotReady(f"{model} could not be loaded: {failure}")
-        if pin is not None and revision is not None and self._table.is_expected(model):
-            if not pin.has_output and pin.num_running:
+        if claim is not None and revision is not None and self._table.is_expected(model):
+            if not claim.has_output and claim.num_running:
                 return None  # if these branches fail too, the request may start again with other weights
             return NotReady(
                 f"No slot has the version of {model} any more that this answer began with; repeat the request.",

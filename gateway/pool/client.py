@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -137,13 +137,34 @@ def _set_read_timeout(response: httpx.Response, timeout_s: float) -> None:
     response.request.extensions["timeout"] |= {"read": timeout_s, "until": time.monotonic() + timeout_s}
 
 
+@dataclass(eq=False)
 class _AbortableCall:
-    """A call that one thread makes, and that any thread may end by `cancel` or `abort`."""
+    """A call that one thread makes, and that any thread may end by `cancel` or `abort`.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._abort_reason: BranchError | None = None
+    Attributes:
+        running: holds this call while it is made.
+    """
+
+    peer: _Peer
+    running: set[_AbortableCall]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _socket: socket.socket | None = field(default=None, init=False)
+    _abort_reason: BranchError | None = field(default=None, init=False)
+
+    @contextmanager
+    def _being_made(self) -> Iterator[None]:
+        """
+        Raises:
+            BranchError: cancelled or aborted before it began.
+        """
+        self.running.add(self)
+        try:
+            self._raise_if_aborted()
+            yield
+        finally:
+            self.running.discard(self)
+            with self._lock:
+                self._socket = None
 
     def cancel(self) -> None:
         """End the call now, because its result is not wanted any more."""
@@ -168,45 +189,28 @@ class _AbortableCall:
             self._socket = sock
         self._raise_if_aborted()
 
-    def _release_socket(self) -> None:
-        with self._lock:
-            self._socket = None
-
     def _raise_if_aborted(self) -> None:
         reason = self._abort_reason
         if reason is not None:
             raise BranchError(reason.code, reason.detail, is_retryable=reason.is_retryable)
 
 
+@dataclass(eq=False)
 class Call(_AbortableCall):
     """One `POST /generate`. One thread iterates `lines`; any thread may call `cancel` or `abort`.
 
     Before the worker's acknowledgement there is no socket to shut down.
+
+    Attributes:
+        ack_s: how long the worker may take to accept the request.
+        deadline: `time.monotonic()` time.
+        document: as for `SlotClient.call`.
     """
 
-    def __init__(
-        self,
-        peer: _Peer,
-        running: set[_AbortableCall],
-        request: GenerateRequest,
-        ack_s: float,
-        deadline: float,
-        document: int | None,
-    ) -> None:
-        """
-        Args:
-            running: holds this call while its lines are read.
-            ack_s: how long the worker may take to accept the request.
-            deadline: `time.monotonic()` time.
-            document: as for `SlotClient.call`.
-        """
-        super().__init__()
-        self._peer = peer
-        self._document = document
-        self._running = running
-        self._request = request
-        self._ack_s = ack_s
-        self._deadline = deadline
+    request: GenerateRequest
+    ack_s: float
+    deadline: float
+    document: int | None
 
     def lines(self) -> Iterator[list[Token | Done]]:
         """The lines of the response after `accepted`, as they arrive; lines that arrive together are in one list.
@@ -216,25 +220,21 @@ class Call(_AbortableCall):
         Raises:
             BranchError: unreachable, not acknowledged in time, refused, broken off, invalid, cancelled or aborted.
         """
-        self._running.add(self)
-        try:
-            self._raise_if_aborted()
+        with self._being_made():
             yield from self._read()
-        finally:
-            self._running.discard(self)
 
     def _read(self) -> Iterator[list[Token | Done]]:
         is_acknowledged = False
-        content = wire.encode_request(self._request)
-        peer = self._peer
+        content = wire.encode_request(self.request)
+        peer = self.peer
         session_id = None if peer.access is None else peer.access.session_id(self._identity())
         try:
             with peer.response(
                 "/generate",
-                self._ack_s,
+                self.ack_s,
                 content,
-                connect_s=max(self._ack_s, peer.connect_s),
-                request_id=self._request.request_id,
+                connect_s=max(self.ack_s, peer.connect_s),
+                request_id=self.request.request_id,
                 session_id=session_id,
             ) as response:
                 self._hold_socket(response.extensions["network_stream"].get_extra_info("socket"))
@@ -243,13 +243,13 @@ class Call(_AbortableCall):
                 # The worker sends the head together with `accepted`, so the head is the acknowledgement. The request's
                 # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
                 is_acknowledged = True
-                _set_read_timeout(response, max(0.0, self._deadline - time.monotonic()) + MARGINS.silence_s)
-                num_tokens, max_tokens = 0, self._request.sampling.max_new_tokens
+                _set_read_timeout(response, max(0.0, self.deadline - time.monotonic()) + MARGINS.silence_s)
+                num_tokens, max_tokens = 0, self.request.sampling.max_new_tokens
                 for raw_lines in wire.split_lines(_stream(response), max_bytes=MAX_ANSWER_BYTES):
                     batch: list[Token | Done] = []
                     for line in map(wire.decode_line, raw_lines):
                         if isinstance(line, Done):
-                            wire.check_done(line, self._request)
+                            wire.check_done(line, self.request)
                             batch.append(line)
                         elif isinstance(line, Token):
                             num_tokens += 1
@@ -264,7 +264,7 @@ class Call(_AbortableCall):
             if is_acknowledged:
                 raise BranchError("timeout", "The worker sent nothing until the deadline.") from error
             raise BranchError(
-                "not_acknowledged", f"The worker did not accept the branch within {self._ack_s:g} s."
+                "not_acknowledged", f"The worker did not accept the branch within {self.ack_s:g} s."
             ) from error
         except httpx.TransportError as error:
             self._raise_if_aborted()
@@ -273,29 +273,20 @@ class Call(_AbortableCall):
             raise BranchError(error.code, str(error)) from error
         except wire.DECODE_ERRORS as error:
             raise BranchError("garbage", "The worker sent an invalid line.") from error
-        finally:
-            self._release_socket()
 
     def _identity(self) -> bytes:
         """Equal for requests of one document, else for the branches of one prompt."""
-        if self._document is not None:
-            return b"%d" % self._document
-        return (self._request.group.id if self._request.group else self._request.request_id).encode()
+        if self.document is not None:
+            return b"%d" % self.document
+        return (self.request.group.id if self.request.group else self.request.request_id).encode()
 
 
+@dataclass(eq=False)
 class TokenizeCall(_AbortableCall):
     """One `POST /tokenize`. One thread calls `result`; any thread may call `cancel` or `abort`."""
 
-    def __init__(self, peer: _Peer, running: set[_AbortableCall], text: str, timeout_s: float) -> None:
-        """
-        Args:
-            running: holds this call while it is made.
-        """
-        super().__init__()
-        self._peer = peer
-        self._running = running
-        self._text = text
-        self._timeout_s = timeout_s
+    text: str
+    timeout_s: float
 
     def result(self) -> Tokens:
         """The tokens of the text, as the slot's model has them in a prompt.
@@ -304,21 +295,16 @@ class TokenizeCall(_AbortableCall):
             BranchError: unreachable or refused; these are retryable, because the worker has not begun. Broken off,
                 invalid, cancelled, or not complete in time.
         """
-        self._running.add(self)
-        try:
-            self._raise_if_aborted()
+        with self._being_made():
             return self._read()
-        finally:
-            self._running.discard(self)
-            self._release_socket()
 
     def _read(self) -> Tokens:
-        deadline = time.monotonic() + self._timeout_s
-        content = wire.encode_request(TokenizeRequest(text=self._text))
-        connect_s = min(self._timeout_s, CONNECT_S)
+        deadline = time.monotonic() + self.timeout_s
+        content = wire.encode_request(TokenizeRequest(text=self.text))
+        connect_s = min(self.timeout_s, CONNECT_S)
         try:
-            with self._peer.response(
-                "/tokenize", self._timeout_s, content, connect_s=connect_s, hold=self._hold_socket
+            with self.peer.response(
+                "/tokenize", self.timeout_s, content, connect_s=connect_s, hold=self._hold_socket
             ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
@@ -327,7 +313,7 @@ class TokenizeCall(_AbortableCall):
             raise BranchError("unreachable", "The worker cannot be reached.") from error
         except httpx.TimeoutException as error:
             raise BranchError(
-                "timeout", f"The worker did not respond within {self._timeout_s:g} s.", is_retryable=False
+                "timeout", f"The worker did not respond within {self.timeout_s:g} s.", is_retryable=False
             ) from error
         except httpx.TransportError as error:
             reason = self._abort_reason or _connection_error(error)

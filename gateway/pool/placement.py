@@ -38,22 +38,39 @@ HEADROOM_DIVISOR = 8
 RECENT_S = 10.0
 
 
-@dataclass(slots=True, eq=False)
-class RevisionPin:
-    """The weights that the branches of one request share.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Claim:
+    """What a request says of itself where it reserves room, and the weights that its branches share.
 
-    The first reservation of the request fixes `revision`. It is free again when no branch runs and none has given
-    output: the request can then start again with other weights. `Admission` alone writes the first two, under its lock.
+    Its first reservation fixes `revision`. It is free again when no branch runs and none has given output: the request
+    can then start again with other weights. `Admission` alone writes `revision` and `num_running`, under its lock.
 
     Attributes:
+        deadline: `time.monotonic()` time.
+        owner: id of the request's API key; the queue is fair between owners.
+        document: a number that requests for the same document share (document affinity): they go to the slot that has
+            the prompt in its prefix cache.
+        has_session: the client's next key makes the request useless. So the latest goes first, and no more run than end
+            before it: the owner's sessions keep to its share of the room, or to one request.
+        is_long_text: it is only to be tokenized; one of these has a slot at a time.
         revision: value of `State.revision`. None if it is not fixed yet.
         num_running: branches that hold room in a slot.
         has_output: a branch has given text or a result, so that the revision is final.
     """
 
+    model: str
+    deadline: float
+    owner: str = ""
+    document: int | None = None
+    has_session: bool = False
+    is_long_text: bool = False
     revision: str | None = None
     num_running: int = 0
     has_output: bool = False
+
+    @property
+    def line(self) -> Line:
+        return self.owner, self.has_session
 
 
 class DocumentAffinity:

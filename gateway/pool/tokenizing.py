@@ -14,6 +14,7 @@ from contextlib import nullcontext
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError, SlotClient
+from gateway.pool.placement import Claim
 from gateway.pool.retries import Attempts
 from shared.cancellation import Cancellation, Cancelling
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, TercetError
@@ -55,7 +56,7 @@ class PoolTokenizer:
 
         Args:
             deadline: `time.monotonic()` time.
-            owner: as for `Admission.reserve`.
+            owner: as of `Claim`.
             cancelling: makes a context manager from a function that ends the call; it is entered meanwhile.
 
         Raises:
@@ -89,16 +90,14 @@ class PoolTokenizer:
     def _tokens(self, model: str, content: str, deadline: float, owner: str, cancellation: Cancellation) -> Tokens:
         if model not in self._admission.ready_models():
             deadline = min(deadline, time.monotonic() + MAX_NOT_READY_S)
-        attempts, is_long_text = Attempts(time.monotonic()), len(content) > LONG_TEXT_CHARS
+        claim = Claim(model=model, deadline=deadline, owner=owner, is_long_text=len(content) > LONG_TEXT_CHARS)
+        attempts = Attempts(time.monotonic())
         while True:
             [slot] = self._admission.reserve(
-                model,
+                claim,
                 1,
-                deadline,
-                owner=owner,
                 avoid=attempts.tried_slots,
                 is_retry=not attempts.is_first,
-                is_long_text=is_long_text,
                 cancelling=cancellation.on_cancel,
             )
             try:
@@ -112,7 +111,7 @@ class PoolTokenizer:
                     if not attempts.may_repeat_after(error):
                         raise _failure(error) from error
             finally:
-                self._admission.release(slot, owner=owner, is_long_text=is_long_text)
+                self._admission.release(slot, claim)
             cancellation.pause(pause_s)
 
 

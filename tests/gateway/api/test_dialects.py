@@ -18,6 +18,7 @@ from gateway.api.tgi_schema import TgiParameters
 from shared.protocol import MAX_SEED, Accepted, GenerateRequest, Sampling, Token
 from tests.gateway.api.conftest import Api, MakeApi, respond
 from tests.gateway.generation.stubs import Hang, Refusal, Step, hang
+from tests.gateway.pool.reservations import claim
 
 N_CTX, VOCAB_SIZE = 1024, 500  # of the stub pool's model
 
@@ -383,7 +384,7 @@ def test_an_error_after_the_first_event_is_the_last_one(make_api: MakeApi, diale
 def test_a_full_queue_is_refused_with_a_time_to_return(make_api: MakeApi, dialect: Dialect) -> None:
     api = make_api(respond, queue=0)
     for _ in range(3):
-        api.pool.admission.reserve("small", 1, 1e12)
+        api.pool.admission.reserve(claim(), 1)
     answer = dialect.post(api)
     assert (answer.status_code, code_and_message(answer)[0]) == (429 if dialect.parameters else 503, "overloaded")
     assert int(answer.headers["retry-after"]) >= 1

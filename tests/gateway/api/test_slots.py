@@ -9,6 +9,7 @@ import pytest
 from gateway.api.page import STATIC
 from shared.api_keys import new_key
 from tests.gateway.conftest import WARM, Gateway, MakeGateway
+from tests.gateway.pool.reservations import claim
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
@@ -55,10 +56,11 @@ def test_a_peak_is_shown_until_two_states_later(gateway: Gateway) -> None:
         return int(gateway.client.simulate_get("/slots").json["slots"][2]["peak_in_flight"])
 
     gateway.admission.update(2, WARM)
-    slots = gateway.admission.reserve("medium", 2, deadline=float("inf"))
+    own = claim("medium")
+    slots = gateway.admission.reserve(own, 2)
     assert peak() == 2
     for slot in slots:
-        gateway.admission.release(slot)
+        gateway.admission.release(slot, own)
     gateway.admission.update(2, WARM)
     assert peak() == 2
     gateway.admission.update(2, WARM)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.pool.admission import Admission
+from gateway.pool.placement import Claim
 from gateway.pool.slot_table import MAX_DOWN_S
 from shared.plan import Plan, make_slots
 from shared.protocol import State
@@ -34,8 +35,8 @@ def make(
     return admission
 
 
-def soon(seconds: float = 5.0) -> float:
-    return time.monotonic() + seconds
+def claim(model: str = "small", *, timeout_s: float = 5.0, **fields: Any) -> Claim:
+    return Claim(model=model, deadline=time.monotonic() + timeout_s, **fields)
 
 
 class Waiting:

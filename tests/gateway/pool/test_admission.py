@@ -6,22 +6,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
-from gateway.pool import placement
 from gateway.pool.admission import Admission
-from gateway.pool.placement import RevisionPin
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded
 from shared.protocol import State
-from tests.gateway.pool.reservations import WARM, Waiting, make, soon
+from tests.gateway.pool.reservations import WARM, Waiting, claim, make
+
+other, burst = partial(claim, owner="other"), partial(claim, owner="burst")
 
 
-def full(owner: str = "", **options: Any) -> Admission:
+def full(**options: Any) -> Admission:
     """One slot of `small`, whose batch an owner has reserved."""
     admission = make([("small", 1)], **options)
-    admission.reserve("small", 3, soon(), owner=owner)
+    admission.reserve(burst(), 3)
     return admission
 
 
@@ -48,45 +49,43 @@ def test_never_more_in_flight_than_the_batch_with_many_threads() -> None:
     room = [threading.Semaphore(3) for _ in range(2)]
 
     def request(num_branches: int) -> None:
-        slots = admission.reserve("small", num_branches, soon(20))
+        own = claim(timeout_s=20)
+        slots = admission.reserve(own, num_branches)
         assert all(room[slot].acquire(blocking=False) for slot in slots)
         for slot in slots:
             room[slot].release()
-            admission.release(slot)
+            admission.release(slot, own)
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(request, [1, 2, 3, 1, 3, 2] * 40))
-    assert admission.in_flight() == [0, 0]
-    assert admission.num_waiting == 0
+    assert (admission.in_flight(), admission.num_waiting) == ([0, 0], 0)
 
 
 def test_a_request_reserves_its_branches_together() -> None:
     admission = make([("small", 1)])
-    admission.reserve("small", 2, soon())
+    admission.reserve(claim(), 2)
     with pytest.raises(DeadlineExceeded, match="No slot of small"):
-        admission.reserve("small", 2, soon(0.02))
+        admission.reserve(claim(timeout_s=0.02), 2)
     assert admission.in_flight() == [2]
 
 
 def test_a_full_queue_refuses_with_retry_after(wait: Wait) -> None:
     admission = full(queue=3)
-    waiting = wait(admission, "small", 3, soon())
-    with pytest.raises(Overloaded, match="at most 3 branches may wait") as caught:
-        admission.reserve("small", 1, soon())
+    waiting = wait(admission, claim(), 3)
+    with pytest.raises(Overloaded) as caught:
+        admission.reserve(claim(), 1)
     assert 1 <= int(caught.value.headers["Retry-After"]) <= 3
-    assert admission.num_waiting == 3
     for _ in range(3):
-        admission.release(0)
+        admission.release(0, burst())
     assert waiting.future.result() == [0, 0, 0]
-    assert admission.num_waiting == 0
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_reservation_that_ends_makes_way_for_smaller_ones(wait: Wait, is_cancelled: bool) -> None:
     admission = make([("small", 1)])
-    admission.reserve("small", 2, soon())
-    large = wait(admission, "small", 3, soon(30 if is_cancelled else 0.1))
-    small = wait(admission, "small", 1, soon())
+    admission.reserve(claim(), 2)
+    large = wait(admission, claim(timeout_s=30 if is_cancelled else 0.1), 3)
+    small = wait(admission, claim(), 1)
     assert admission.num_waiting == 4  # there is room for the second, but not before the first
     if is_cancelled:
         large.cancel()
@@ -98,7 +97,7 @@ def test_a_reservation_that_ends_makes_way_for_smaller_ones(wait: Wait, is_cance
 
 def test_waits_for_a_slot_that_is_not_warm_yet(wait: Wait) -> None:
     admission = make([("small", 1)], warm=False)
-    waiting = wait(admission, "small", 3, soon())
+    waiting = wait(admission, claim(), 3)
     admission.update(0, State(state="loading"))
     assert admission.num_waiting == 3
     admission.update(0, WARM)
@@ -108,7 +107,7 @@ def test_waits_for_a_slot_that_is_not_warm_yet(wait: Wait) -> None:
 def test_a_model_that_fails_while_a_request_waits_refuses_it(wait: Wait) -> None:
     admission = make([("small", 2)], warm=False)
     admission.update(0, State(state="failed", reason="no such file"))
-    waiting = wait(admission, "small", 3, soon())
+    waiting = wait(admission, claim(), 3)
     assert admission.num_waiting == 3  # the other slot may still load it
     admission.update(1, State(state="failed"))
     with pytest.raises(NotReady) as caught:
@@ -118,187 +117,118 @@ def test_a_model_that_fails_while_a_request_waits_refuses_it(wait: Wait) -> None
 
 def test_an_owner_beyond_its_share_leaves_room_while_others_use_the_model(wait: Wait) -> None:
     admission = make([("small", 2)], device="cuda:0", max_batch=12, queue=96)
-    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
-    burst = [wait(admission, "small", 3, soon(), owner="burst") for _ in range(10)]
+    admission.release(admission.reserve(other(), 1)[0], other())
+    waiting = [wait(admission, burst(), 3) for _ in range(10)]
     assert sum(admission.in_flight()) == 21
-    [slot] = set(admission.reserve("small", 3, soon(), owner="other"))  # at once
+    [slot] = set(admission.reserve(other(), 3))  # at once
     assert sum(admission.in_flight()) == 24
     for _ in range(3):
-        admission.release(slot, owner="other")
+        admission.release(slot, other())
     assert sum(admission.in_flight()) == 21
     for _ in range(9):
-        for slot in burst.pop(0).future.result(5):
-            admission.release(slot, owner="burst")
+        for slot in waiting.pop(0).future.result(5):
+            admission.release(slot, burst())
     assert sum(admission.in_flight()) == 3
-    assert burst[0].future.result(5)
+    assert waiting[0].future.result(5)
 
 
 def test_an_owner_beyond_its_share_leaves_a_cpu_to_others(wait: Wait) -> None:
     admission = make([("small", 2)], max_batch=48, queue=96)
-    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
-    for _ in range(10):
-        wait(admission, "small", 3, soon(), owner="burst")
+    admission.release(admission.reserve(other(), 1)[0], other())
+    waiting = [wait(admission, burst(), 3) for _ in range(10)]
     assert sum(admission.in_flight()) == 9  # of two blocks of six rows, without an eighth
     for _ in range(2):
-        admission.reserve("small", 3, soon(), owner="other")  # at once
+        admission.reserve(other(), 3)  # at once
     assert sum(admission.in_flight()) == 15
-
-
-def test_owners_that_all_want_more_than_their_share_fill_the_room_together(wait: Wait) -> None:
-    admission = make([("small", 2)], max_batch=12, queue=96)
-    for _ in range(6):
-        wait(admission, "small", 3, soon(), owner="one")
-    for _ in range(6):
-        wait(admission, "small", 3, soon(), owner="two")
-    assert admission.in_flight() == [12, 12]
+    for request in waiting:
+        request.cancel()
 
 
 def test_an_owner_beyond_its_share_is_refused_where_no_slot_is_left(wait: Wait) -> None:
     admission = make([("small", 1)], max_batch=24, queue=96)
-    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
-    admission.reserve("small", 21, soon(), owner="burst")
-    waiting = wait(admission, "small", 3, soon(), owner="burst")
+    admission.release(admission.reserve(other(), 1)[0], other())
+    admission.reserve(burst(), 21)
+    waiting = wait(admission, burst(), 3)
     admission.update(0, State(state="failed", reason="no such file"))
     with pytest.raises(NotReady):
         waiting.future.result(3)
 
 
-def test_an_owner_that_is_alone_gets_all_the_room(wait: Wait, monkeypatch: pytest.MonkeyPatch) -> None:
-    admission = make([("small", 2)], max_batch=12, queue=96)
-    admission.release(admission.reserve("small", 1, soon(), owner="other")[0], owner="other")
-    monkeypatch.setattr(placement, "RECENT_S", 0.0)
-    for _ in range(8):
-        wait(admission, "small", 3, soon(), owner="burst")
-    assert sum(admission.in_flight()) == 24
-
-
-def test_an_owner_within_its_share_waits_for_room_alone() -> None:
-    admission = make([("small", 1)], max_batch=24, queue=96)
-    for _ in range(3):
-        admission.reserve("small", 4, soon(), owner="other")
-    for _ in range(3):
-        admission.reserve("small", 4, soon(0.02), owner="burst")
-    assert admission.in_flight() == [24]
-
-
 def test_a_document_returns_to_its_slot() -> None:
     admission = make([("small", 2)])
-    assert admission.reserve("small", 3, soon()) == [0, 0, 0]
-    assert admission.reserve("small", 3, soon(), document=77) == [1, 1, 1]
+    assert admission.reserve(claim(), 3) == [0, 0, 0]
+    assert admission.reserve(claim(document=77), 3) == [1, 1, 1]
     for slot in (0, 0, 0, 1, 1, 1):
-        admission.release(slot)
-    assert admission.reserve("small", 3, soon(), document=77) == [1, 1, 1]
-    assert admission.reserve("small", 3, soon(), document=78) == [0, 0, 0]
+        admission.release(slot, claim())
+    assert admission.reserve(claim(document=77), 3) == [1, 1, 1]
+    assert admission.reserve(claim(document=78), 3) == [0, 0, 0]
 
 
 def test_what_waits_goes_to_the_slot_that_has_room_first(wait: Wait) -> None:
     admission = make([("small", 2)], queue=9)
     for slot in (0, 1):
-        assert admission.reserve("small", 3, soon(), avoid={1 - slot}) == [slot] * 3
-    requests = [wait(admission, "small", 3, soon()) for _ in range(3)]
+        assert admission.reserve(burst(), 3, avoid={1 - slot}) == [slot] * 3
+    requests = [wait(admission, burst(), 3) for _ in range(3)]
     for request in requests:  # slot 0 is slow
         for _ in range(3):
-            admission.release(1)
+            admission.release(1, burst())
         assert request.future.result(5) == [1, 1, 1]
 
 
 def test_a_retry_goes_before_the_queue_and_past_its_bound(wait: Wait) -> None:
     admission = full(queue=1)
-    first = wait(admission, "small", 1, soon())
-    retries = [wait(admission, "small", 1, soon(), avoid={0}, is_retry=True) for _ in range(2)]
+    first = wait(admission, claim(), 1)
+    retries = [wait(admission, claim(), 1, avoid={0}, is_retry=True) for _ in range(2)]
     assert admission.num_waiting == 1
     for request in (*retries, first):  # the retries in the order of their arrival
         assert not request.future.done()
-        admission.release(0)
+        admission.release(0, burst())
         assert request.future.result(5) == [0]
 
 
 def test_cancelling_after_the_reservation_leaves_it_as_it_is(wait: Wait) -> None:
     admission = make([("small", 1)])
-    reservation = wait(admission, "small", 3, soon())
+    reservation = wait(admission, claim(), 3)
     assert reservation.future.result(5) == [0, 0, 0]
     reservation.cancel()
     assert admission.in_flight() == [3]
 
 
 def test_a_retry_that_waits_for_another_slot_holds_up_no_request(wait: Wait) -> None:
-    admission = make([("small", 2)])
+    admission, own = make([("small", 2)]), claim()
     for slot in (1, 1, 1):
-        admission.reserve("small", 1, soon(), avoid={1 - slot})
-    retry = wait(admission, "small", 1, soon(), avoid={0}, is_retry=True)
-    assert admission.reserve("small", 3, soon(0.5)) == [0, 0, 0]
+        admission.reserve(own, 1, avoid={1 - slot})
+    retry = wait(admission, claim(), 1, avoid={0}, is_retry=True)
+    assert admission.reserve(claim(timeout_s=0.5), 3) == [0, 0, 0]
     assert not retry.future.done()
-    admission.release(1)
+    admission.release(1, own)
     assert retry.future.result(5) == [1]
 
 
 def test_an_owner_that_floods_delays_another_by_one_request(wait: Wait) -> None:
-    admission = full(queue=90, owner="flood")
-    flood = [wait(admission, "small", 3, soon(), owner="flood") for _ in range(25)]
-    other = wait(admission, "small", 3, soon(), owner="other")
+    admission = full(queue=90)
+    flood = [wait(admission, burst(), 3) for _ in range(25)]
+    delayed = wait(admission, other(), 3)
     for _ in range(6):
-        admission.release(0)
-    assert other.future.result(5) == [0, 0, 0]
+        admission.release(0, burst())
+    assert delayed.future.result(5) == [0, 0, 0]
     assert sum(request.future.done() for request in flood) <= 1
     for request in flood:
         request.cancel()
 
 
-def test_a_full_queue_takes_from_the_owner_with_the_most_branches_for_one_that_has_less(wait: Wait) -> None:
-    admission = full(queue=9, owner="flood")
-    flood = [wait(admission, "small", 3, soon(), owner="flood") for _ in range(3)]
-    first = wait(admission, "small", 3, soon(), owner="other")
-    with pytest.raises(Overloaded):
-        flood[2].future.result(5)
-    assert admission.num_waiting == 9
-    # Now 6 against 3: a second request would make the shares equal, and is the newest.
-    with pytest.raises(Overloaded):
-        admission.reserve("small", 3, soon(), owner="other")
-    third = wait(admission, "small", 1, soon(), owner="third")
-    with pytest.raises(Overloaded):
-        flood[1].future.result(5)
-    assert admission.num_waiting == 7
-    for request in (flood[0], first, third):
-        assert not request.future.done()
-        request.cancel()
-
-
-def test_the_owners_branches_count_for_all_models_together(wait: Wait) -> None:
-    admission = make([("small", 1), ("medium", 1)], queue=6)
-    for model in ("small", "medium"):
-        admission.reserve(model, 3, soon(), owner="flood")
-    older = wait(admission, "small", 3, soon(), owner="flood")
-    newer = wait(admission, "medium", 3, soon(), owner="flood")
-    other = wait(admission, "small", 1, soon(), owner="other")
-    with pytest.raises(Overloaded):
-        newer.future.result(5)
-    for request in (older, other):
-        assert not request.future.done()
-        request.cancel()
-
-
 def test_the_early_check_refuses_what_would_be_refused_and_nothing_else(wait: Wait) -> None:
-    admission = make([("small", 1)], queue=3)
-    admission.check("flood")
-    admission.reserve("small", 3, soon(), owner="flood")
-    admission.check("flood")
-    waiting = wait(admission, "small", 3, soon(), owner="flood")
+    admission = make([("small", 1), ("medium", 1)], queue=3)
+    admission.check("burst")
+    admission.reserve(burst(), 3)
+    waiting = wait(admission, burst(), 3)
+    admission.check("burst")  # medium has room
+    admission.reserve(claim("medium"), 3)
     with pytest.raises(Overloaded):
-        admission.check("flood")
+        admission.check("burst")
     admission.check("other")
     waiting.cancel()
-    admission.check("flood")
-
-
-def test_the_early_check_passes_while_any_model_has_room() -> None:
-    admission = make([("small", 1), ("medium", 1)], queue=0)
-    admission.reserve("small", 3, soon())
-    admission.check("")
-    admission.reserve("medium", 3, soon())
-    with pytest.raises(Overloaded):
-        admission.check("")
-    admission.release(1)
-    admission.check("")
+    admission.check("burst")
 
 
 def test_a_model_whose_slots_stay_down_is_refused_at_once() -> None:
@@ -306,8 +236,8 @@ def test_a_model_whose_slots_stay_down_is_refused_at_once() -> None:
     admission.update(0, State(state="down"))
     admission.update(1, State(state="failed"))
     begin = time.monotonic()
-    with pytest.raises(NotReady, match=r"ready \(1 down, 1 failed\), and none is expected soon") as caught:
-        admission.reserve("small", 3, soon(30))
+    with pytest.raises(NotReady, match=r"ready \(1 down, 1 failed\)") as caught:
+        admission.reserve(claim(timeout_s=30), 3)
     assert time.monotonic() - begin < 5
     assert "Retry-After" in caught.value.headers
     admission.check("")  # medium is warm
@@ -320,8 +250,8 @@ def test_a_model_whose_slots_stay_down_is_refused_at_once() -> None:
 def test_a_deadline_without_a_warm_slot_is_not_blamed(state: Any) -> None:
     admission = make([("small", 1)])
     admission.update(0, State(state=state))
-    with pytest.raises(NotReady, match="No worker of small is ready"):
-        admission.reserve("small", 3, soon(0.02))
+    with pytest.raises(NotReady):
+        admission.reserve(claim(timeout_s=0.02), 3)
 
 
 def revisions(admission: Admission, *revisions: str) -> None:
@@ -331,55 +261,51 @@ def revisions(admission: Admission, *revisions: str) -> None:
 
 
 def test_all_branches_of_a_request_get_the_same_weights() -> None:
-    admission = make([("small", 3)], max_batch=2)
+    admission, own = make([("small", 3)], max_batch=2), claim(timeout_s=0.3)
     revisions(admission, "a", "b", "b")
-    pin = RevisionPin()
-    assert sorted(admission.reserve("small", 4, soon(), pin=pin)) == [1, 1, 2, 2]
-    assert pin.revision == "b"
+    assert sorted(admission.reserve(own, 4)) == [1, 1, 2, 2]
+    assert own.revision == "b"
     with pytest.raises(DeadlineExceeded):  # slot 0 has room, but other weights
-        admission.reserve("small", 1, soon(0.05), pin=pin, is_retry=True)
-    admission.release(2, pin)
-    assert admission.reserve("small", 1, soon(), pin=pin, is_retry=True) == [2]
+        admission.reserve(own, 1, is_retry=True)
+    admission.release(2, own)
+    assert admission.reserve(own, 1, is_retry=True) == [2]
 
 
 def test_a_request_with_output_is_refused_when_its_weights_are_gone() -> None:
-    admission = make([("small", 2)], max_down_s=0.0)
+    admission, own = make([("small", 2)], max_down_s=0.0), claim()
     revisions(admission, "a", "b")
-    pin = RevisionPin()
-    slots = admission.reserve("small", 2, soon(), pin=pin)
-    pin.has_output = True
+    slots = admission.reserve(own, 2)
+    own.has_output = True
     revisions(admission, "b", "b")
     with pytest.raises(NotReady, match="the version of small"):
-        admission.reserve("small", 1, soon(), pin=pin, is_retry=True)
+        admission.reserve(own, 1, is_retry=True)
     for slot in slots:
-        admission.release(slot, pin)
+        admission.release(slot, own)
     with pytest.raises(NotReady):
-        admission.reserve("small", 1, soon(), pin=pin, is_retry=True)
+        admission.reserve(own, 1, is_retry=True)
 
 
 def test_a_request_without_output_starts_again_with_other_weights_when_all_its_branches_have_failed(wait: Wait) -> None:
-    admission = make([("small", 2)], max_down_s=0.0)
+    admission, own = make([("small", 2)], max_down_s=0.0), claim()
     revisions(admission, "a", "b")
-    pin = RevisionPin()
-    slots = admission.reserve("small", 2, soon(), pin=pin)
+    slots = admission.reserve(own, 2)
     revisions(admission, "b", "b")
-    admission.release(slots[0], pin)
-    first = wait(admission, "small", 1, soon(), pin=pin, is_retry=True)
+    admission.release(slots[0], own)
+    first = wait(admission, own, 1, is_retry=True)
     assert not first.future.done()  # the other branch may still give output with the old weights
-    admission.release(slots[1], pin)
+    admission.release(slots[1], own)
     assert first.future.result(5) == [0]
-    assert pin.revision == "b"
+    assert own.revision == "b"
 
 
 def test_weights_of_a_slot_that_restarts_are_waited_for(wait: Wait) -> None:
-    admission = make([("small", 2)])
+    admission, own = make([("small", 2)]), claim()
     revisions(admission, "a", "b")
-    pin = RevisionPin()
-    slots = admission.reserve("small", 3, soon(), pin=pin)
-    pin.has_output = True
+    slots = admission.reserve(own, 3)
+    own.has_output = True
     admission.update(0, State(state="down"))
     for slot in slots:
-        admission.release(slot, pin)
-    retry = wait(admission, "small", 1, soon(), pin=pin, avoid={0}, is_retry=True)
+        admission.release(slot, own)
+    retry = wait(admission, own, 1, avoid={0}, is_retry=True)
     revisions(admission, "a")
     assert retry.future.result(5) == [0]

@@ -10,9 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway.pool.placement import Claim
 from shared.errors import ClientGone, Overloaded
 from tests.gateway.pool.helpers import until
-from tests.gateway.pool.reservations import Waiting, make, soon
+from tests.gateway.pool.reservations import Waiting, claim, make
 
 MAX_BATCH = 3
 QUEUE_BOUND = 9
@@ -22,8 +23,7 @@ OWNERS = "abc"
 
 @dataclass(eq=False)
 class Request:
-    owner: str
-    model: str
+    claim: Claim
     num_branches: int
     reservation: Waiting
 
@@ -40,7 +40,7 @@ class AdmissionHistory(RuleBasedStateMachine):
         self.admission = make([("small", 2), ("medium", 1)], max_batch=MAX_BATCH, queue=QUEUE_BOUND)
         self.pool = ThreadPoolExecutor(QUEUE_BOUND + MAX_BATCH)  # more than can wait
         self.waiting: list[Request] = []
-        self.running: list[tuple[int, str]] = []  # the slot and the owner of each branch in flight
+        self.running: list[tuple[int, Claim]] = []  # the slot of each branch in flight
 
     def teardown(self) -> None:
         for request in self.waiting:
@@ -49,8 +49,8 @@ class AdmissionHistory(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(OWNERS), model=st.sampled_from(list(SLOTS)), num_branches=st.integers(1, MAX_BATCH))
     def arrive(self, owner: str, model: str, num_branches: int) -> None:
-        reservation = Waiting(self.pool, self.admission, model, num_branches, soon(10), owner=owner)
-        self.waiting.append(Request(owner, model, num_branches, reservation))
+        own = claim(model, timeout_s=10, owner=owner)
+        self.waiting.append(Request(own, num_branches, Waiting(self.pool, self.admission, own, num_branches)))
         num_offered = self._branches_by_owner(self.waiting).total()
         refused = [request for request in self._settled() if isinstance(request.result.exception(), Overloaded)]
         waiting = self._branches_by_owner(self.waiting)
@@ -65,8 +65,7 @@ class AdmissionHistory(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         branch = data.draw(st.sampled_from(self.running))
         self.running.remove(branch)
-        slot, owner = branch
-        self.admission.release(slot, owner=owner)
+        self.admission.release(*branch)
         assert not any(request.result.exception() for request in self._settled())
 
     @precondition(lambda self: self.waiting)
@@ -90,19 +89,19 @@ class AdmissionHistory(RuleBasedStateMachine):
             if request.result.exception() is None:
                 slots = request.result.result()
                 assert len(slots) == request.num_branches
-                assert set(slots) <= set(SLOTS[request.model])
-                self.running += [(slot, request.owner) for slot in slots]
+                assert set(slots) <= set(SLOTS[request.claim.model])
+                self.running += [(slot, request.claim) for slot in slots]
         return settled
 
     def _branches_by_owner(self, requests: list[Request]) -> Counter[str]:
         branches = Counter[str]()
         for request in requests:
-            branches[request.owner] += request.num_branches
+            branches[request.claim.owner] += request.num_branches
         return branches
 
     @invariant()
     def no_slot_has_more_than_its_batch(self) -> None:
-        running = Counter(slot for slot, _owner in self.running)
+        running = Counter(slot for slot, _ in self.running)
         assert self.admission.in_flight() == [running[index] for index in range(3)]
         assert max(self.admission.in_flight()) <= MAX_BATCH
 
@@ -114,7 +113,7 @@ class AdmissionHistory(RuleBasedStateMachine):
     def none_waits_for_an_idle_slot(self) -> None:
         idle = [index for index, in_flight in enumerate(self.admission.in_flight()) if not in_flight]
         for request in self.waiting:
-            assert not set(idle) & set(SLOTS[request.model])
+            assert not set(idle) & set(SLOTS[request.claim.model])
 
 
 TestAdmissionHistory = AdmissionHistory.TestCase

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.pool.placement import DocumentAffinity, largest_wave, place, place_on_one_revision
+from gateway.pool import placement
+from gateway.pool.placement import DocumentAffinity, OwnerShares, largest_wave, place, place_on_one_revision
 from gateway.pool.slot_table import Entry
 from shared.plan import Slot
 from shared.protocol import State
@@ -94,3 +95,39 @@ def test_the_least_recently_used_document_is_forgotten() -> None:
     affinity.remember(1, 1)
     affinity.remember(3, 0)
     assert [affinity.slot_of(document) for document in (1, 2, 3)] == [1, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "must_wait"),
+    [
+        ({"burst": 21}, {}, False),  # it is alone
+        ({"burst": 18, "other": 0}, {}, False),  # an eighth is left
+        ({"burst": 21, "other": 0}, {}, True),
+        ({"burst": 12, "other": 12}, {}, True),
+        ({"burst": 12, "other": 12}, {"other": 3}, False),  # all want more than their share
+        ({"burst": 9, "other": 15}, {}, False),  # within its share it waits for room alone
+        ({"burst": 0, "other": 24}, {}, False),
+    ],
+)
+def test_an_owner_beyond_its_share_leaves_room_to_one_that_wants_no_more_than_its_own(
+    running: dict[str, int], waiting: dict[str, int], must_wait: bool
+) -> None:
+    shares = OwnerShares()
+    for owner, num_branches in running.items():
+        shares.note(owner)
+        shares.add((owner, False), num_branches)
+    assert shares.must_wait(("burst", False), 3, 24, waiting) == must_wait
+    assert not shares.must_wait(("burst", True), 3, 24, {"other": 24})
+    shares.add(("burst", True), 24 // len(running) - 2)
+    assert shares.must_wait(("burst", True), 3, 24, {"other": 24})  # sessions keep to the share in any case
+
+
+def test_an_owner_counts_for_a_while_after_its_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = OwnerShares()
+    shares.note("other")
+    shares.add(("burst", False), 21)
+    shares.note("burst")
+    assert shares.must_wait(("burst", False), 3, 24, {})
+    monkeypatch.setattr(placement, "RECENT_S", 0.0)
+    shares.note("burst")
+    assert not shares.must_wait(("burst", False), 3, 24, {})

@@ -21,6 +21,7 @@ from shared.plan import REMOTE, Model, Plan, Slot, make_slots
 from shared.protocol import Accepted, GenerateRequest, State
 from shared.setting_values import PoolUrl
 from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, port_of, serving_requests, until
+from tests.gateway.pool.reservations import claim
 
 KEY = "k" * 40
 HOST = "workers.example"
@@ -89,7 +90,7 @@ class Pool:
         return until(lambda: self.states() == states)
 
     def reserve(self, num_branches: int = 1, timeout_s: float = 1.0) -> list[int]:
-        return self.admission.reserve("small", num_branches, time.monotonic() + timeout_s)
+        return self.admission.reserve(claim(timeout_s=timeout_s), num_branches)
 
 
 def test_a_gateway_without_workers_refuses_until_one_is_found(access: RemoteAccess) -> None:
@@ -129,7 +130,7 @@ def test_a_slot_whose_address_is_gone_finishes_its_branch_and_is_removed(access:
                 pool.reserve(timeout_s=0.1)
             first.finish.set()
             assert branch.result(5) == [[DONE]]
-            pool.admission.release(index)
+            pool.admission.release(index, claim())
             assert pool.become({1: "warm"})
             assert list(pool.watcher.clients) == [1]
             assert until(lambda: server.num_closed == server.num_connections)
@@ -146,7 +147,7 @@ def test_an_address_that_returns_before_its_slot_is_removed_keeps_it(access: Rem
         assert pool.become({0: "draining", 1: "warm"})
         pool.addresses = frozenset({"127.0.0.1"})
         assert pool.become({0: "warm"})
-        pool.admission.release(index)
+        pool.admission.release(index, claim())
         assert pool.reserve(6) == [0] * 6
 
 

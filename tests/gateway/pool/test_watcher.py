@@ -20,6 +20,7 @@ from shared.plan import Plan, Slot
 from shared.protocol import PROTOCOL, Accepted, GenerateRequest, SlotState, State
 from shared.time_margins import MARGINS
 from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
+from tests.gateway.pool.reservations import claim
 
 
 def worker(pid: int, farewell: bytes) -> tuple[Answer, threading.Event]:
@@ -49,6 +50,7 @@ def test_admission_follows_the_worker_to_its_end_and_its_successor(
     plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
     admission = Admission(plan, "auto", 6)
     with structlog.testing.capture_logs() as events:
+        own = claim()
         PoolWatcher(plan, admission, ack_s=0.2)  # before its worker exists
         assert admission.states()[0].state == "down"
         for pid in (1, 2):
@@ -56,8 +58,8 @@ def test_admission_follows_the_worker_to_its_end_and_its_successor(
             with serving(short_path, answer):
                 assert until(lambda: admission.states()[0].state == "warm")
                 assert admission.states()[0].pid == pid
-                for slot in admission.reserve("small", 3, time.monotonic() + 1):
-                    admission.release(slot)
+                for slot in admission.reserve(own, 3):
+                    admission.release(slot, own)
                 stop.set()
             assert until(lambda: admission.states()[0].state == "down")
     changes = [event["state"] for event in events if event["event"] == "slot_state_changed"]
@@ -130,7 +132,7 @@ def test_requests_that_wait_are_refused_when_no_worker_comes(short_path: Path) -
     PoolWatcher(plan, admission, ack_s=0.2)
     begin = time.monotonic()
     with pytest.raises(NotReady, match="none is expected soon"):
-        admission.reserve("small", 3, begin + 30)
+        admission.reserve(claim(timeout_s=30), 3)
     assert 0.2 < time.monotonic() - begin < 5
 
 
