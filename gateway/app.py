@@ -11,7 +11,6 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -21,7 +20,6 @@ from falcon.routing import CompiledRouter
 
 from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
-from gateway.api.job_computation import compute_job
 from gateway.api.openai.error_format import UnknownRoutes
 from gateway.api.page import ASKED_PATH
 from gateway.entrance import Entrance
@@ -50,7 +48,7 @@ from shared.errors import TercetError
 from shared.plan import Plan, read_plan
 from shared.settings import LimitSettings, Settings
 from shared.telemetry import configure_structlog
-from shared.tracing import NO_TRACING, Tracing, start_tracing
+from shared.tracing import Tracing, start_tracing
 
 # The share of the pool that jobs may use, if each has this many branches; on a CPU, where a step takes longer with each
 # row, also of the requests that run at a time. The rest is left to clients that wait.
@@ -210,7 +208,7 @@ def create_app(
     hangups: HangupWatcher,
     jobs: JobExecutor | None = None,
     clients: Mapping[int, SlotClient] | Sequence[SlotClient] = (),
-    tracing: Tracing = NO_TRACING,
+    tracing: Tracing | None = None,
 ) -> GatewayApp:
     """The app over its collaborators. Reads no environment, and starts no threads but those of `jobs`.
 
@@ -229,7 +227,7 @@ def create_app(
     app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, key_file, limits, settings.public_path)
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
-    traces = [] if tracing is NO_TRACING else [Traces(tracing)]
+    traces = [] if tracing is None else [Traces(tracing)]
     origins, body_limits = Origins(settings, HEALTH_PATHS), BodyLimits(limits.max_body_bytes)
     app.add_middleware([*traces, RequestLog(metrics), origins, app.entrance, body_limits])
     add_error_handlers(app, app.find_resource, app.find_near, metrics, access.public_url)
@@ -242,7 +240,7 @@ def create_app(
         app.add_sink(app.refuse_unknown, UNKNOWN_OPENAI_ROUTES.prefix)
     if jobs is not None:
         is_revoked = None if key_file is None else key_file.is_revoked
-        jobs.start(partial(compute_job, starter, autocompletion), is_revoked)
+        jobs.start(autocompletion.compute, is_revoked)
     return app
 
 
@@ -263,7 +261,7 @@ def build() -> GatewayApp:
     num_threads = MAX_BRANCHES_AT_ONCE * (plan.max_running + settings.limits.queue)
     largest_batch = max((slot.max_batch for slot in plan.slots), default=settings.pool.max_batch)
     retry_budget = RetryBudget(min_retries=largest_batch)
-    tracing = start_tracing("tercet-gateway") if settings.server.traces else NO_TRACING
+    tracing = start_tracing("tercet-gateway") if settings.server.traces else None
     fanout = Fanout(pool.clients, admission, metrics, num_threads, retry_budget, tracing)
     # What is loaded by now stays until exit. Frozen, it is not scanned by each full collection, which delays requests.
     gc.freeze()

@@ -1,6 +1,6 @@
 """OpenTelemetry traces of requests, in both pools: from a request through its branches to a worker's phases.
 
-Off by default; then no OpenTelemetry module is imported and every call here does nothing. Only this module imports
+Off by default; then no OpenTelemetry module is imported, and there is no `Tracing`. Only this module imports
 OpenTelemetry. Its own environment variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, …) say where spans
 go and which are kept. Spans hold numbers, names and error codes, never a text: a prompt must not reach a collector.
 
@@ -29,64 +29,6 @@ Kind = Literal["server", "client", "internal"]
 # At its exit a process has this long to export the spans that it still holds. A collector that is down must not delay
 # the stop.
 EXIT_S = 2.0
-
-
-class Span:
-    """A span that is not recorded. As a context manager it ends with its block, with the error that leaves it."""
-
-    traceparent = ""
-
-    def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Add attributes; their names get the prefix `tercet.` unless they have one."""
-
-    def rename(self, name: str) -> None:
-        """Give it another name than at its start."""
-
-    def end(self, error: str | None = None, at_s: float | None = None) -> None:
-        """End it.
-
-        Args:
-            error: a code, if what it spans has failed.
-            at_s: seconds since the epoch; None: now.
-        """
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        pass
-
-
-NO_SPAN = Span()
-
-
-class Tracing:
-    """Starts spans. This class records none."""
-
-    def start_trace(self, name: str, traceparent: str | None) -> Span:
-        """The span of a client's request: a child of the client's own span if it sent one, else a trace's first.
-
-        Args:
-            traceparent: as the client sent it; one that is not valid is ignored.
-        """
-        return NO_SPAN
-
-    def start(
-        self, name: str, parent: str, kind: Kind = "internal", *, at_s: float | None = None, **attributes: Attribute
-    ) -> Span:
-        """A child of `parent`; without one (what is not traced has the parent ""), no span.
-
-        Args:
-            parent: a traceparent.
-            kind: "client" and "server" are the two ends of a call.
-            at_s: when it started, in seconds since the epoch; None: now.
-        """
-        return NO_SPAN
-
-
-NO_TRACING = Tracing()
 
 
 def require_opentelemetry() -> None:
@@ -130,10 +72,12 @@ def start_tracing(service: str) -> Tracing:
         thread.join(EXIT_S)
 
     atexit.register(export_rest)
-    return _RecordedTracing(provider)
+    return Tracing(provider)
 
 
-class _RecordedTracing(Tracing):
+class Tracing:
+    """Starts spans."""
+
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
@@ -144,42 +88,53 @@ class _RecordedTracing(Tracing):
         self._no_context = Context()
         self._kinds = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 
-    def start_trace(self, name: str, traceparent: str | None) -> Span:
-        return self._start(name, traceparent or "", "server", None)
-
     def start(
         self, name: str, parent: str, kind: Kind = "internal", *, at_s: float | None = None, **attributes: Attribute
     ) -> Span:
-        if not parent:
-            return NO_SPAN
-        span = self._start(name, parent, kind, at_s)
+        """
+        Args:
+            parent: a traceparent; a trace's first span has "", or one that is not valid.
+            kind: "client" and "server" are the two ends of a call.
+            at_s: when it started, in seconds since the epoch; None: now.
+        """
+        context = self._extract({"traceparent": parent}, self._no_context)
+        span = Span(self._tracer.start_span(name, context, self._kinds[kind], start_time=_to_ns(at_s)))
         span.set(attributes)
         return span
 
-    def _start(self, name: str, parent: str, kind: Kind, at_s: float | None) -> _RecordedSpan:
-        context = self._extract({"traceparent": parent}, self._no_context)
-        return _RecordedSpan(self._tracer.start_span(name, context, self._kinds[kind], start_time=_to_ns(at_s)))
 
+class Span:
+    """A span that is recorded. As a context manager it ends with its block, with the error that leaves it."""
 
-class _RecordedSpan(Span):
     def __init__(self, span: OtelSpan) -> None:
         self._span = span
         context = span.get_span_context()
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
+        """Add attributes; their names get the prefix `tercet.` unless they have one."""
         named = {name if "." in name else f"tercet.{name}": value for name, value in attributes.items()}
         self._span.set_attributes(named)
 
     def rename(self, name: str) -> None:
+        """Give it another name than at its start."""
         self._span.update_name(name)
 
     def end(self, error: str | None = None, at_s: float | None = None) -> None:
+        """End it.
+
+        Args:
+            error: a code, if what it spans has failed.
+            at_s: seconds since the epoch; None: now.
+        """
         from opentelemetry.trace import Status, StatusCode
 
         if error is not None:
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end(_to_ns(at_s))
+
+    def __enter__(self) -> Span:
+        return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None

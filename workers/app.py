@@ -26,7 +26,7 @@ from shared.plan import Plan, Slot, read_plan
 from shared.protocol import Done, Failed
 from shared.settings import Settings
 from shared.telemetry import configure_structlog, finish_log
-from shared.tracing import NO_TRACING, start_tracing
+from shared.tracing import start_tracing
 from shared.worker_environment import cache_directory
 from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
@@ -231,7 +231,7 @@ def make_service(
         _exit_process(failure, LAST_WORDS_S if is_loaded else LOAD_LAST_WORDS_S)
 
     measurements = None if cache is None else cache / "int8"
-    tracing = start_tracing("tercet-worker") if settings.server.traces else NO_TRACING
+    tracing = start_tracing("tercet-worker") if settings.server.traces else None
     service = SlotService(
         slot,
         plan.model(slot.model),

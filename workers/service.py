@@ -34,7 +34,7 @@ from shared.protocol import (
     State,
     TokenizeRequest,
 )
-from shared.tracing import NO_TRACING, Tracing
+from shared.tracing import Tracing
 from shared.version import tercet_version
 from workers.checkpoints.files import check_revision, inspect
 from workers.checkpoints.int8_check import cached_int8_check
@@ -92,7 +92,7 @@ class SlotService:
         is_only_worker: bool = True,
         runners: RunnerFactory = DEVICE_RUNNERS,
         on_fatal: Callable[[EngineFailure], None],
-        tracing: Tracing = NO_TRACING,
+        tracing: Tracing | None = None,
         accepted_delay_s: float = ACCEPTED_DELAY_S,
     ) -> None:
         """Loads nothing and starts no thread.
@@ -105,7 +105,7 @@ class SlotService:
             runners: makes the engine's runner.
             on_fatal: called once, from any thread, with a failure from which the service cannot recover: a device that
                 returned an error may compute the next request wrongly, so the host ends the process.
-            tracing: records requests that have a `traceparent`.
+            tracing: records requests that have a `traceparent`. None: none.
             accepted_delay_s: how long `Accepted` may wait for the first output; the gateway must wait longer for it.
         """
         self.slot = slot
@@ -350,7 +350,7 @@ class SlotService:
         self, request: GenerateRequest, started_at: float, num_prompt_tokens: int, output: SequenceOutput
     ) -> None:
         """Record a branch that has ended: a span for it, and one for each of its phases that began."""
-        if not request.traceparent:
+        if self._tracing is None or not request.traceparent:
             return
         span = self._tracing.start(
             "generate",

@@ -9,6 +9,8 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from gateway.api.fields import MAX_SENT_SEED, sampling_of
 from gateway.api.schema import (
     AutocompleteRequest,
@@ -17,13 +19,22 @@ from gateway.api.schema import (
     PredictedWord,
     Sentence,
     TokenExplanation,
+    parse_autocomplete_request,
 )
-from gateway.generation.failures import are_rejections, no_completion_error
 from gateway.generation.request import Caller, GenerationSpec, cut_suffix, generation_spec
 from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion, selection_policy
+from gateway.generation.selection import (
+    SelectionPolicy,
+    SelectionResult,
+    Suggestion,
+    are_rejections,
+    no_completion_error,
+    selection_policy,
+)
 from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import IDEA_TOKENS, MIN_TOKENS
+from gateway.jobs.store import Job
+from shared.cancellation import Cancelling
 from shared.errors import invalid_field
 from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction
 
@@ -31,6 +42,7 @@ from shared.protocol import MAX_SCORED_TOKENS, Done, Prediction
 DEFAULT_MAX_TOKENS = 256
 # By this, clients mean as many tokens as there is room for.
 ALL = -1
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,20 @@ class Autocompletion:
                 for failure in result.failures
             ],
         )
+
+    def compute(self, job: Job, cancelling: Cancelling) -> bytes:
+        """Return the answer to a job, as JSON.
+
+        Raises:
+            TercetError: as `AutocompleteResource.respond`.
+        """
+        # Its queue bounds a key's jobs; the key's concurrency is left to requests that wait.
+        caller = Caller(request_id=job.id, owner=job.owner, max_concurrency=0, cancelling=cancelling, is_job=True)
+        started_at = time.monotonic()
+        request = parse_autocomplete_request(job.request)
+        with self._starter.counting(caller), self.started(caller, request, started_at) as started:
+            result = started.result()
+        return _encode(self.response(started.context.spec, result, started_at))
 
     def _policy(self, request: AutocompleteRequest, spec: GenerationSpec) -> SelectionPolicy:
         return replace(

@@ -33,10 +33,9 @@ from gateway.api.tgi_schema import (
     check_parameters,
 )
 from gateway.api.tolerance import PeerField, TolerantParser
-from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec, generation_spec
 from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionResult, by_prompt, selection_policy
+from gateway.generation.selection import SelectionResult, by_prompt, no_completion_error, selection_policy
 from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 from shared.parsing import members_of, replace_lone_surrogates
 from shared.protocol import Sampling

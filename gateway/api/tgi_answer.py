@@ -20,9 +20,8 @@ from gateway.api.tgi_schema import (
     TgiStreamEvent,
     TgiToken,
 )
-from gateway.generation.failures import no_completion_error
 from gateway.generation.request import GenerationSpec
-from gateway.generation.selection import SelectionResult, Suggestion, by_prompt
+from gateway.generation.selection import SelectionResult, Suggestion, by_prompt, no_completion_error
 from gateway.generation.suggestions import Output, TextDelta
 from shared.protocol import Done, Token, Top
 

@@ -35,7 +35,7 @@ from shared.call_threads import CallThreads
 from shared.errors import Overloaded, TercetError, internal_error
 from shared.protocol import PRIOR_PROTOCOL, SCORING_PROTOCOL, Done, GenerateRequest, Group, Token
 from shared.time_margins import MARGINS
-from shared.tracing import NO_TRACING, Tracing
+from shared.tracing import Tracing
 
 # Branches of a request that run or wait for room at the same time; each holds a thread. Further ones start as they end.
 MAX_BRANCHES_AT_ONCE = 8
@@ -57,13 +57,13 @@ class Fanout:
         metrics: Metrics,
         num_threads: int,
         retry_budget: RetryBudget,
-        tracing: Tracing = NO_TRACING,
+        tracing: Tracing | None = None,
     ) -> None:
         """
         Args:
             clients: clients by slot index.
             num_threads: branches that run or wait for room at the same time.
-            tracing: records each request's admission and each call.
+            tracing: records each request's admission and each call. None: nothing is recorded.
         """
         self._clients = clients
         self._admission = admission
@@ -103,8 +103,8 @@ class Fanout:
             self._contexts.add(context)
         spec = context.spec
         num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
-        is_traced = bool(context.traceparent)
-        with self._tracing.start("admission", context.traceparent, branches=num_first) if is_traced else nullcontext():
+        tracing, parent = self._tracing, context.traceparent
+        with tracing.start("admission", parent, branches=num_first) if tracing and parent else nullcontext():
             slots = self._admission.reserve(context.claim, num_first, cancelling=context.on_cancel)
         self._retry_budget.add_branches(spec.num_branches)
         # All before the first runs: as it ends, its thread takes the next.
@@ -258,7 +258,7 @@ class Fanout:
     ) -> Done:
         outcome, spec = "ok", context.spec
         try:
-            if not context.traceparent:
+            if self._tracing is None or not context.traceparent:
                 return self._call(context, branch, slot, attempt, "", after_delivery)
             with self._tracing.start(
                 "branch",

@@ -11,7 +11,7 @@ they fit.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from gateway.generation.request import (
     TokenDelta,
 )
 from gateway.generation.trimming import CHAT_VOICE, is_alike, rejection_reason, repeats_run, trim
+from shared.errors import DeadlineExceeded, InvalidRequest, NoCompletion, PromptTooLong, TercetError
 from shared.protocol import Done
 from shared.text import NOT_TEXT, expected_keys
 
@@ -330,3 +331,29 @@ def _rank(suggestion: Suggestion, *, fills_gap: bool) -> tuple[float, int]:
     if suggestion.result.done.usefulness is not None:
         return (-suggestion.result.done.usefulness, suggestion.result.branch)
     return (-suggestion.score if suggestion.score is not None else float("inf"), suggestion.result.seed)
+
+
+def are_rejections(failures: Sequence[BranchFailure]) -> bool:
+    """Whether every branch had a completion, and all were rejected."""
+    return all(failure.code in REJECTION_DETAILS for failure in failures)
+
+
+def no_completion_error(failures: Sequence[BranchFailure], *, faster: str) -> TercetError:
+    """The error of a request whose branches failed, or whose completions were rejected.
+
+    Args:
+        failures: the failures, at least one.
+        faster: what to change so that a completion is ready in time, with the names of the dialect's fields.
+    """
+    codes = {failure.code for failure in failures}
+    for refusal in (PromptTooLong, InvalidRequest):
+        if codes == {refusal.code}:
+            return refusal(failures[0].detail)  # the same for all: the worker refuses what its model cannot compute
+    if codes == {DeadlineExceeded.code}:
+        return DeadlineExceeded(f"No completion was ready in time; {faster}.")
+    reasons = " ".join(sorted({f"{failure.code}: {failure.detail}" for failure in failures}))
+    if are_rejections(failures):
+        return NoCompletion(
+            f"No completion was worth showing. {reasons} Try another seed, a higher temperature, or more context.",
+        )
+    return NoCompletion(f"Generation failed. {reasons} Try again.")

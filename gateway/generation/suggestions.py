@@ -46,56 +46,80 @@ class TextDelta:
 Output: TypeAlias = TextDelta | Suggestion | SelectionResult
 
 
-def suggest(context: RequestContext, fanout: Fanout, policy: SelectionPolicy) -> Iterator[Output]:
-    """Events of a request whose first branches are started.
+class StartedRequest:
+    """A request whose branches run. It is read once, by `result` or by `events`.
 
-    Yields:
-        Text deltas: a branch's deltas are a beginning of its suggestion's text. They wait until it is known whether the
-        model knows the prompt's language, if the policy asks for that. Suggestions, as they are selected.
-        `SelectionResult` last, at the deadline at the latest.
-
-    Raises:
-        TercetError: the reason of a cancellation.
+    Attributes:
+        context: its spec, and its state while it is processed.
     """
-    selection = Selection(policy)
-    make_stream = _VerbatimStream if policy.is_verbatim else partial(_CleanedStream, policy)
-    streams: defaultdict[int, _CleanedStream | _VerbatimStream] = defaultdict(make_stream)
-    num_branches = policy.num_suggestions
-    unfinished = set(range(num_branches))
-    held: list[TextDelta] = []
-    while unfinished and (event := context.next_event()) is not None:
-        selection.note_score(event)
-        if isinstance(event, TokenDelta):
-            delta = streams[event.branch].feed(event)
-        else:
-            unfinished.remove(event.branch)
-            if not unfinished and context.first_outcomes_at is None:
-                context.first_outcomes_at = time.monotonic()
-            delta = None
-            if isinstance(event, BranchResult) and context.spec.is_streamed:
-                event, text = streams[event.branch].finish(event)
-                delta = TextDelta(event.branch, text) if text else None
-        if delta is not None:
-            held.append(delta)
-        if selection.is_familiar:
-            yield from held
-            held = []
-        if isinstance(event, TokenDelta):
-            continue
-        yield from selection.add(event)
-        num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * policy.num_suggestions - num_branches)
-        if not unfinished and num_missing > 0 and not context.is_over:
-            replacements = range(num_branches, num_branches + num_missing)
-            fanout.top_up(context, replacements)
-            unfinished.update(replacements)
-            num_branches += num_missing
-            context.num_top_ups += num_missing
-    context.cancel()
-    if context.cancel_reason is not None:
-        raise context.cancel_reason
-    for branch in sorted(unfinished):
-        yield from selection.add(deadline_failure(branch))
-    yield selection.result()
+
+    def __init__(self, context: RequestContext, fanout: Fanout, policy: SelectionPolicy) -> None:
+        self.context = context
+        self._fanout = fanout
+        self._policy = policy
+
+    def events(self) -> Iterator[Output]:
+        """Events of a request whose first branches are started.
+
+        Yields:
+            Text deltas: a branch's deltas are a beginning of its suggestion's text. They wait until it is known whether
+            the model knows the prompt's language, if the policy asks for that. Suggestions, as they are selected.
+            `SelectionResult` last, at the deadline at the latest.
+
+        Raises:
+            TercetError: the reason of a cancellation.
+        """
+        context, policy = self.context, self._policy
+        selection = Selection(policy)
+        make_stream = _VerbatimStream if policy.is_verbatim else partial(_CleanedStream, policy)
+        streams: defaultdict[int, _CleanedStream | _VerbatimStream] = defaultdict(make_stream)
+        num_branches = policy.num_suggestions
+        unfinished = set(range(num_branches))
+        held: list[TextDelta] = []
+        while unfinished and (event := context.next_event()) is not None:
+            selection.note_score(event)
+            if isinstance(event, TokenDelta):
+                delta = streams[event.branch].feed(event)
+            else:
+                unfinished.remove(event.branch)
+                if not unfinished and context.first_outcomes_at is None:
+                    context.first_outcomes_at = time.monotonic()
+                delta = None
+                if isinstance(event, BranchResult) and context.spec.is_streamed:
+                    event, text = streams[event.branch].finish(event)
+                    delta = TextDelta(event.branch, text) if text else None
+            if delta is not None:
+                held.append(delta)
+            if selection.is_familiar:
+                yield from held
+                held = []
+            if isinstance(event, TokenDelta):
+                continue
+            yield from selection.add(event)
+            num_missing = min(selection.num_missing, (1 + MAX_TOP_UPS) * policy.num_suggestions - num_branches)
+            if not unfinished and num_missing > 0 and not context.is_over:
+                replacements = range(num_branches, num_branches + num_missing)
+                self._fanout.top_up(context, replacements)
+                unfinished.update(replacements)
+                num_branches += num_missing
+                context.num_top_ups += num_missing
+        context.cancel()
+        if context.cancel_reason is not None:
+            raise context.cancel_reason
+        for branch in sorted(unfinished):
+            yield from selection.add(deadline_failure(branch))
+        yield selection.result()
+
+    def result(self) -> SelectionResult:
+        """Wait for the result, until the deadline at the latest.
+
+        Raises:
+            TercetError: the reason of a cancellation.
+        """
+        for event in self.events():
+            if isinstance(event, SelectionResult):
+                return event
+        raise AssertionError("The result is the last event.")
 
 
 class _CleanedStream:
@@ -176,35 +200,3 @@ class _VerbatimStream:
 
 def _diverged(result: BranchResult) -> BranchFailure:
     return BranchFailure(result.branch, "diverged", "Its retry gave a different text.")
-
-
-class StartedRequest:
-    """A request whose branches run. It is read once, by `result` or by `events`.
-
-    Attributes:
-        context: its spec, and its state while it is processed.
-    """
-
-    def __init__(self, context: RequestContext, fanout: Fanout, policy: SelectionPolicy) -> None:
-        self.context = context
-        self._fanout = fanout
-        self._policy = policy
-
-    def events(self) -> Iterator[Output]:
-        """As `suggest` yields them: the result is the last.
-
-        Raises:
-            TercetError: the reason of a cancellation.
-        """
-        return suggest(self.context, self._fanout, self._policy)
-
-    def result(self) -> SelectionResult:
-        """Wait for the result, until the deadline at the latest.
-
-        Raises:
-            TercetError: the reason of a cancellation.
-        """
-        for event in self.events():
-            if isinstance(event, SelectionResult):
-                return event
-        raise AssertionError("The result is the last event.")

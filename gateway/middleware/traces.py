@@ -11,7 +11,7 @@ from functools import partial
 import falcon
 
 from gateway.middleware.request_log import ObservedStream
-from shared.tracing import NO_SPAN, Attribute, Tracing
+from shared.tracing import Attribute, Tracing
 
 # Probes, scrapes and page loads would hide the completions.
 UNTRACED_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -26,7 +26,7 @@ class Traces:
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         if req.method in UNTRACED_METHODS:
             return
-        req.context.span = span = self._tracing.start_trace(req.context.method, req.get_header("traceparent"))
+        req.context.span = span = self._tracing.start(req.context.method, req.get_header("traceparent") or "", "server")
         req.context.traceparent = span.traceparent
 
     def process_response(self, req: falcon.Request, resp: falcon.Response, _resource: object, _ok: bool) -> None:
@@ -37,7 +37,9 @@ class Traces:
 
     def _end(self, req: falcon.Request, resp: falcon.Response) -> None:
         # Falcon refuses some methods before any middleware runs.
-        span = getattr(req.context, "span", NO_SPAN)
+        span = getattr(req.context, "span", None)
+        if span is None:
+            return
         route, status = req.uri_template or "(none)", resp.status_code
         attributes: dict[str, Attribute] = {
             "http.request.method": req.context.method,

@@ -9,8 +9,8 @@ from gateway.api import sse
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.openai.schema import ErrorBody, ErrorObject
 from gateway.api.operation import JSON
-from gateway.generation.failures import no_completion_error
 from gateway.generation.request import BranchFailure
+from gateway.generation.selection import no_completion_error
 from shared.errors import (
     FieldError,
     InvalidRequest,

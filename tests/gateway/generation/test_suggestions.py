@@ -12,7 +12,7 @@ import pytest
 
 from gateway.generation.request import BranchFailure, BranchResult, RequestContext
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion
-from gateway.generation.suggestions import MAX_TOP_UPS, Output, TextDelta, suggest
+from gateway.generation.suggestions import MAX_TOP_UPS, Output, StartedRequest, TextDelta
 from shared.protocol import Accepted, Failed, GenerateRequest, Group, Token
 from tests.gateway.generation.stubs import (
     Break,
@@ -44,7 +44,7 @@ def outputs_of(pool: StubPool, **fields: Any) -> tuple[RequestContext, list[Outp
     """All outputs of a request."""
     context = RequestContext(make_spec(**fields))
     pool.fanout.start(context)
-    return context, list(suggest(context, pool.fanout, policy_of(context)))
+    return context, list(StartedRequest(context, pool.fanout, policy_of(context)).events())
 
 
 def final(outputs: list[Output]) -> SelectionResult:
@@ -71,7 +71,8 @@ def streamed_outputs(
     context = RequestContext(make_spec(is_streamed=True, num_completions=1))
     pool.fanout.start(context)
     outputs: list[Output] = []
-    for output in suggest(context, pool.fanout, replace(policy_of(context), is_verbatim=is_verbatim)):
+    policy = replace(policy_of(context), is_verbatim=is_verbatim)
+    for output in StartedRequest(context, pool.fanout, policy).events():
         outputs.append(output)
         if gate := gates.get(streamed_text(outputs, 0)):
             gate.set()
@@ -173,7 +174,7 @@ def test_a_completion_rejected_after_the_deadline_is_not_replaced(make_pool: Mak
     late.deliver(BranchFailure(0, "broken", ""))
     late.deliver(replace(repetition, branch=1))
     policy = SelectionPolicy(prompt="The sea was calm.", num_suggestions=2, length=20, similarity=80)
-    [result] = suggest(late, pool.fanout, policy)
+    [result] = StartedRequest(late, pool.fanout, policy).events()
     assert isinstance(result, SelectionResult)
     assert [failure.code for failure in result.failures] == ["broken", "loop"]
     assert late.num_top_ups == 0
@@ -237,7 +238,7 @@ def test_no_text_is_streamed_before_it_is_known_whether_the_model_knows_the_prom
     pool = make_pool(respond, respond)
     context = RequestContext(make_spec(is_streamed=True, num_completions=2, num_scored_tokens=32))
     pool.fanout.start(context)
-    outputs = list(suggest(context, pool.fanout, replace(policy_of(context), min_familiarity=-2.5)))
+    outputs = list(StartedRequest(context, pool.fanout, replace(policy_of(context), min_familiarity=-2.5)).events())
     suggestions = final(outputs).suggestions
     assert len(suggestions) == (2 if is_known else 0)
     for branch in (0, 1):
@@ -258,6 +259,6 @@ def test_a_worker_of_an_earlier_version_is_not_asked_for_a_score(make_pool: Make
     pool.admission.update(0, msgspec.structs.replace(pool.admission.states()[0], protocol=1))
     context = RequestContext(make_spec(num_completions=1, num_scored_tokens=32, scores_prior=True))
     pool.fanout.start(context)
-    outputs = list(suggest(context, pool.fanout, replace(policy_of(context), min_familiarity=-2.5)))
+    outputs = list(StartedRequest(context, pool.fanout, replace(policy_of(context), min_familiarity=-2.5)).events())
     assert asked == [(0, False)]
     assert len(final(outputs).suggestions) == 1
