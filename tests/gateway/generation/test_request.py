@@ -20,6 +20,13 @@ def test_each_branch_has_the_next_seed_and_the_last_seed_wraps() -> None:
     assert [spec.branch(index).index for index in range(4)] == [0, 1, 2, 3]
 
 
+def test_a_claim_says_whose_request_it_is() -> None:
+    spec = make_spec(owner="o", session="s", document=7)
+    claim = RequestContext(spec).claim
+    assert (claim.model, claim.deadline, claim.owner, claim.document) == ("small", spec.deadline, "o", 7)
+    assert (claim.has_session, RequestContext(make_spec()).claim.has_session) == (True, False)
+
+
 def test_branches_of_several_prompts_are_numbered_prompt_by_prompt_and_draw_like_those_of_one() -> None:
     spec = make_spec(prompts=("He saw", [5, 6]), num_completions=2, seed=7)
     branches = [spec.branch(index) for index in range(spec.num_branches)]
