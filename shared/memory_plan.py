@@ -28,6 +28,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+# Positions of a KV suffix: with the last position of the prompt, a whole number of the attention kernel's blocks.
+SUFFIX_TOKENS = 255
 # CUDA context, modules, captured graphs and workspaces of one process: 956 MiB on an H200 (docs/GPU.md).
 PROCESS_BYTES = 1 << 30
 # float32 arrays [max_batch, vocab] that first tokens, graphs and sampling keep. An estimate: not yet measured.
@@ -105,7 +107,7 @@ class Division:
     max_successors: int
 
 
-def worker_needs(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: int) -> WorkerNeeds:
+def worker_needs(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: int = SUFFIX_TOKENS) -> WorkerNeeds:
     """
     Args:
         dtype: "fp32", or any other for one of 16 bits, as a GPU has no int8.
@@ -122,10 +124,10 @@ def worker_needs(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: i
     )
 
 
-def cpu_cache_limits(shape: ModelShape, dtype: str, max_batch: int, suffix_tokens: int) -> tuple[int, int]:
+def cpu_cache_limits(shape: ModelShape, dtype: str, max_batch: int) -> tuple[int, int]:
     """The least and the most bytes that a KV cache on a CPU can use: with one prefix-cache entry, and with one for each
     sequence. Keys and values are kept in 16 bits unless `dtype` is "fp32"; tokens are allocated in blocks of 16."""
-    needs = worker_needs(shape, dtype, max_batch, -(-suffix_tokens // 16) * 16)
+    needs = worker_needs(shape, dtype, max_batch, -(-SUFFIX_TOKENS // 16) * 16)
     return needs.memory(1).cache_bytes, needs.memory(max_batch).cache_bytes
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from shared.sampling import Sampling as Sampling  # noqa: PLC0414 - a part of the protocol
+
 # The number of this protocol, one more with each change that the other side has to know of: 2 has `score_last`, 3
 # `score_prior`. Gateway and worker work together if either is at least the oldest that the other knows.
 PROTOCOL = 3
@@ -45,25 +47,6 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Logprob = Annotated[float, Meta(ge=-3.5e38, le=1.0)]
 Finite = Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
-
-
-class Sampling(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """Sampling parameters of one sequence; defaults and ranges are those of the public schema. With `max_new_tokens` 0
-    the prompt is only scored (`echo`), and may fill the model's context."""
-
-    max_new_tokens: Annotated[int, Meta(ge=0)] = 20
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 50
-    top_p: Annotated[float, Meta(ge=0, le=1)] = 0.95
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    typical_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    stop: tuple[str, ...] = ()
-    single_line: bool = False
-    first_rank: Annotated[int, Meta(ge=0)] = 0
 
 
 class Group(Struct, kw_only=True, frozen=True):

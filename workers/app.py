@@ -30,7 +30,8 @@ from shared.tracing import start_tracing
 from shared.worker_environment import cache_directory
 from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
 from workers.engine.failures import EngineFailure
-from workers.service import AnyBranch, SlotService
+from workers.prompt_score import AnyBranch
+from workers.service import SlotService
 from workers.tokenizing import Tokenization
 
 # gunicorn replaces a process that exits, but halts the whole pool on exit codes 3 and 4.

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 from msgspec.structs import asdict
 
 from shared.errors import InvalidRequest, PromptTooLong
-from shared.protocol import Done, Failed, GenerateRequest, Sampling, Token, TokenizeResponse, Top
+from shared.protocol import Done, Failed, GenerateRequest, Token, TokenizeResponse, Top
+from shared.sampling import Sampling
 from shared.text import SUFFIX_ROOM
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput, TopLogprobs
 from workers.text.detokenizer import CharacterIndex, Detokenizer
@@ -286,7 +287,6 @@ class Codec:
 
 @lru_cache(maxsize=256)  # branches of a request, and most requests, have the same
 def _sampling_params(sampling: Sampling, top_logprobs: int) -> SamplingParams:
-    # The protocol gives a parameter the name that it has in the engine.
     return SamplingParams(**asdict(sampling), top_logprobs=top_logprobs)
 
 

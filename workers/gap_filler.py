@@ -22,7 +22,7 @@ from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.failures import EngineNotReady
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
+from workers.engine.sequence import ResultStream
 from workers.text.gap import NOTHING_MISSING, FillScore, fill_probabilities, gap_fills
 from workers.text.predicted_words import PredictedWords, fill_words
 

@@ -17,11 +17,12 @@ from functools import partial
 
 import msgspec
 
-from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, PredictedWord, Sampling
+from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateRequest, PredictedWord
+from shared.sampling import Sampling
 from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.request import EngineRequest, SequenceOutput
-from workers.engine.result_stream import ResultStream
+from workers.engine.sequence import ResultStream
 from workers.gap_filler import GapFiller
 from workers.text.predicted_words import (
     PredictedWords,
@@ -197,7 +198,8 @@ class Predictor:
             min_probability = MIN_PROBABILITY if rank < num_branches else MIN_OTHER_PROBABILITY
             if request.suffix:
                 min_probability = MIN_GAP_PROBABILITY
-            sampling_params = replace(engine_request.sampling, path_rank=rank, min_logprob=math.log(min_probability))
+            path = {"path_rank": rank, "min_logprob": math.log(min_probability)}
+            sampling_params = msgspec.structs.replace(engine_request.sampling, **path)
             requests.append(replace(engine_request, sampling=sampling_params))
         filler = GapFiller(self._engine, codec, request, engine_request)
         return Search(request, engine_request, self._engine.submit_group(requests), filler)

@@ -19,7 +19,7 @@ from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.failures import EngineNotReady
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
+from workers.engine.sequence import ResultStream
 
 # Fewer tokens say too little: a name alone is as unlikely as a foreign word.
 MIN_TOKENS = 8
@@ -27,8 +27,8 @@ MIN_TOKENS = 8
 MIN_LOGPROB = -4.0
 
 
-class ScorableBranch(Protocol):
-    """The interface of `workers.service.Branch`."""
+class AnyBranch(Protocol):
+    """The interface of a submitted request; `workers.service.Branch` says what its methods do."""
 
     def __iter__(self) -> Iterator[list[GenerateLine]]: ...
 
@@ -38,21 +38,36 @@ class ScorableBranch(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class ScoredBranch:
-    """A branch whose first line with text says how well the model knows the end of its prompt. With the interface of
-    `workers.service.Branch`."""
+class ChangedBranch:
+    """A branch whose lines are changed one by one. With the interface of `workers.service.Branch`."""
 
-    branch: ScorableBranch
+    branch: AnyBranch
+
+    def __iter__(self) -> Iterator[list[GenerateLine]]:
+        for lines in self.branch:
+            yield [self.changed(line) for line in lines]
+
+    def changed(self, line: GenerateLine) -> GenerateLine:
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        self.branch.cancel()
+
+    def close(self) -> None:
+        self.cancel()
+        self.branch.close()
+
+
+@dataclass(slots=True, eq=False)
+class ScoredBranch(ChangedBranch):
+    """Its first line with text says how well the model knows the end of its prompt."""
+
     codec: Codec
     engine_request: EngineRequest
     results: ResultStream
     _is_scored: bool = field(init=False, default=False)
 
-    def __iter__(self) -> Iterator[list[GenerateLine]]:
-        for lines in self.branch:
-            yield [self._with_score(line) for line in lines]
-
-    def _with_score(self, line: GenerateLine) -> GenerateLine:
+    def changed(self, line: GenerateLine) -> GenerateLine:
         is_first = not self._is_scored and isinstance(line, Token)
         if not is_first and not isinstance(line, Done):
             return line
@@ -60,32 +75,20 @@ class ScoredBranch:
         return structs.replace(line, prompt_score=prompt_score(self.codec, self.engine_request, self.results.result()))
 
     def cancel(self) -> None:
-        """As `workers.service.Branch.cancel`."""
         self.branch.cancel()
         self.results.cancel()
 
-    def close(self) -> None:
-        """As `workers.service.Branch.close`."""
-        self.results.cancel()
-        self.branch.close()
-
 
 @dataclass(slots=True, eq=False)
-class PriorBranch:
-    """A branch whose last line says how likely its tokens are without the prompt, unless the deadline passes first.
-    With the interface of `workers.service.Branch`."""
+class PriorBranch(ChangedBranch):
+    """Its last line says how likely its tokens are without the prompt, unless the deadline passes first."""
 
-    branch: ScorableBranch
     engine: Engine
     engine_request: EngineRequest
     _results: ResultStream | None = field(init=False, default=None)
 
-    def __iter__(self) -> Iterator[list[GenerateLine]]:
-        for lines in self.branch:
-            yield [self._with_prior(line) if isinstance(line, Done) else line for line in lines]
-
-    def _with_prior(self, line: Done) -> Done:
-        if not line.token_ids or line.finish_reason not in FINISH_REASONS:  # cancelled
+    def changed(self, line: GenerateLine) -> GenerateLine:
+        if not isinstance(line, Done) or not line.token_ids or line.finish_reason not in FINISH_REASONS:  # cancelled
             return line
         request = _echo((self.engine.start_id, *line.token_ids), self.engine_request)
         try:
@@ -96,19 +99,13 @@ class PriorBranch:
         return structs.replace(line, prior_logprobs=logprobs) if len(logprobs) == len(line.token_ids) else line
 
     def cancel(self) -> None:
-        """As `workers.service.Branch.cancel`."""
         self.branch.cancel()
         if self._results is not None:
             self._results.cancel()
 
-    def close(self) -> None:
-        """As `workers.service.Branch.close`."""
-        self.cancel()
-        self.branch.close()
-
 
 def scored(
-    branch: ScorableBranch, request: GenerateRequest, engine: Engine, codec: Codec, now: float
+    branch: AnyBranch, request: GenerateRequest, engine: Engine, codec: Codec, now: float
 ) -> ScoredBranch | None:
     """`branch`, with the score of the last `request.score_last` tokens of its prompt. None if it was not requested, or
     if there are too few tokens.

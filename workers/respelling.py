@@ -6,14 +6,13 @@ fills of gaps and predictions. Knows the protocol's values. Does not know how a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from msgspec import structs
 
 from shared.protocol import Done, GenerateLine, GenerateRequest, PredictedWord, Token
-from workers.prompt_score import ScorableBranch
+from workers.prompt_score import ChangedBranch
 from workers.text.typography import Speller, Spelling, Typography
 
 
@@ -35,24 +34,20 @@ def plain_request(request: GenerateRequest, typography: Typography) -> GenerateR
 
 
 @dataclass(slots=True, eq=False)
-class RespelledBranch:
-    """A branch of a plain request whose text is spelled as the writer's. With the interface of
-    `workers.service.Branch`."""
+class RespelledBranch(ChangedBranch):
+    """A branch of a plain request whose text is spelled as the writer's."""
 
-    branch: ScorableBranch
     spelling: Spelling
     before: str
     _speller: Speller = field(init=False)
 
-    def __iter__(self) -> Iterator[list[GenerateLine]]:
+    def __post_init__(self) -> None:
         self._speller = self._new_speller()
-        for lines in self.branch:
-            yield [self._respelled(line) for line in lines]
 
     def _new_speller(self) -> Speller:
         return Speller(self.spelling, self.before)
 
-    def _respelled(self, line: GenerateLine) -> GenerateLine:
+    def changed(self, line: GenerateLine) -> GenerateLine:
         if isinstance(line, Token):
             return structs.replace(line, text=self._speller.feed(line.text))
         if not isinstance(line, Done) or not line.ends:
@@ -69,11 +64,3 @@ class RespelledBranch:
             line = structs.replace(line, token_texts=texts, begins=[0, *ends[:-1]])
         words = line.words and [PredictedWord(ends_of[word.end], word.probability) for word in line.words]
         return structs.replace(line, text=text, ends=ends, words=words)
-
-    def cancel(self) -> None:
-        """As `workers.service.Branch.cancel`."""
-        self.branch.cancel()
-
-    def close(self) -> None:
-        """As `workers.service.Branch.close`."""
-        self.branch.close()

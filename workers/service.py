@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import structlog
 from msgspec import structs
@@ -43,6 +42,7 @@ from workers.codec import Codec
 from workers.engine.core import ScoreFn
 from workers.engine.cpu.weight_file import shared_model
 from workers.engine.cpu_kernels import load_kernels
+from workers.engine.devices import device_bytes
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory
 from workers.engine.failure_policy import restart_pause_s
 from workers.engine.failures import (
@@ -54,15 +54,14 @@ from workers.engine.failures import (
     LoadFailure,
 )
 from workers.engine.loader import LoadedModel, load_model, random_model
-from workers.engine.memory import device_bytes
 from workers.engine.request import EngineRequest, SequenceOutput
-from workers.engine.result_stream import ResultStream
+from workers.engine.sequence import ResultStream
 from workers.gap_filler import GapBranch, GapFiller
-from workers.predictor import PredictedBranch, Predictor
-from workers.prompt_score import PriorBranch, ScoredBranch, scored
+from workers.predictor import Predictor
+from workers.prompt_score import AnyBranch, PriorBranch, scored
 from workers.respelling import RespelledBranch, plain_request
 from workers.text.tokenizer import Tokenizer
-from workers.text.typography import Typography
+from workers.text.typography import MARK, Typography
 from workers.tokenizing import Tokenization, TokenizingTurn
 
 STATE_PERIOD_S = 0.5
@@ -179,14 +178,16 @@ class SlotService:
         """
         started_at, now = time.time(), time.monotonic()
         codec = self._loaded_codec()
-        plain = plain_request(request, self._typography)
+        has_marks = MARK.search(request.prompt or "") or MARK.search(request.suffix)
+        plain = plain_request(request, self._typography) if has_marks else request
         try:
-            own = self._branch(plain, codec, started_at, now)
-            try:
-                branch = scored(own, plain, self._engine, codec, now) or own
-            except EngineNotReady:
-                own.cancel()
-                raise
+            branch = own = self._branch(plain, codec, started_at, now)
+            if plain.score_last:
+                try:
+                    branch = scored(own, plain, self._engine, codec, now) or own
+                except EngineNotReady:
+                    own.cancel()
+                    raise
         except EngineFull as error:
             raise SlotFull(str(error)) from error
         except EngineNotReady as error:
@@ -201,9 +202,7 @@ class SlotService:
         before = request.prompt or ""
         return RespelledBranch(branch, self._typography.spelling(before + request.suffix), before)
 
-    def _branch(
-        self, request: GenerateRequest, codec: Codec, started_at: float, now: float
-    ) -> Branch | GapBranch | PredictedBranch | PriorBranch:
+    def _branch(self, request: GenerateRequest, codec: Codec, started_at: float, now: float) -> AnyBranch:
         if request.predict is not None:
             return self._predictor.join(request, codec, now, partial(self._finish, request, started_at))
         if request.suffix:
@@ -490,9 +489,6 @@ class Branch:
         """Cancel the sequence if it still runs, wait for its end, count it and log it. To be called once."""
         self.results.cancel()
         self.on_finish(self.results.result())
-
-
-AnyBranch: TypeAlias = Branch | GapBranch | PredictedBranch | PriorBranch | ScoredBranch | RespelledBranch
 
 
 def _to_wall_clock(monotonic_s: float | None) -> float | None:

@@ -21,7 +21,6 @@ from shared.memory_plan import Division, Gpu, ModelShape, divide, largest, neede
 from shared.plan import Model, Plan, Slot
 from shared.settings import Settings
 from workers.checkpoints.files import read_config
-from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.model.config import SHAPES, ModelConfig
 
 GIB = 1 << 30
@@ -46,7 +45,7 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
         division = _divide(card, own, shapes, settings)
         gpus.append(Gpu(device, card.name, card.memory_bytes, division.max_successors))
         for slot in own:
-            needs = worker_needs(shapes[slot.model], settings.model.dtype, slot.max_batch, SUFFIX_TOKENS)
+            needs = worker_needs(shapes[slot.model], settings.model.dtype, slot.max_batch)
             slots[slot.index] = msgspec.structs.replace(slot, memory=needs.memory(division.num_entries))
     return msgspec.structs.replace(plan, slots=list(slots.values()), gpus=gpus)
 
@@ -58,12 +57,12 @@ def _divide(
 
     def division(names: Sequence[str], batch: int) -> Division | None:
         assert card.memory_bytes is not None
-        needs = [worker_needs(shapes[name], settings.model.dtype, batch, SUFFIX_TOKENS) for name in names]
+        needs = [worker_needs(shapes[name], settings.model.dtype, batch) for name in names]
         return divide(card.memory_bytes, needs)
 
     names = [slot.model for slot in slots]
     if card.memory_bytes is None:
-        least = worker_needs(shapes[names[0]], settings.model.dtype, max_batch, SUFFIX_TOKENS).least_entries
+        least = worker_needs(shapes[names[0]], settings.model.dtype, max_batch).least_entries
         return Division(least, max_successors=1)
     if (found := division(names, max_batch)) is not None:
         return found

@@ -28,7 +28,6 @@ from shared.worker_environment import cache_directory
 from workers.checkpoints.child_process import Progress
 from workers.checkpoints.default_model import remember_default, resolve_default
 from workers.checkpoints.resolve import Checkpoint, ignore_progress, resolve
-from workers.engine.kv_copies import SUFFIX_TOKENS
 
 MAX_SLOTS = 64
 SYNTHETIC_WEIGHT_BYTES = 500_000_000
@@ -107,9 +106,8 @@ def with_cpu_caches(plan: Plan, settings: Settings) -> Plan:
     share = settings.pool.cache_mb * 10**6 or cache_budget_bytes(len(slots))
     bounds = {}
     for slot in slots:
-        least, most = cpu_cache_limits(
-            memory_shape(model_config(plan.model(slot.model))), settings.model.dtype, slot.max_batch, SUFFIX_TOKENS
-        )
+        shape = memory_shape(model_config(plan.model(slot.model)))
+        least, most = cpu_cache_limits(shape, settings.model.dtype, slot.max_batch)
         if settings.pool.cache_mb and share < least:
             raise StartError(
                 f"TERCET_CACHE_MB={settings.pool.cache_mb} is too small for {slot.model} with "

@@ -2,8 +2,8 @@
 
 `SamplingFields` are alike in all dialects; the struct of a dialect has the others. Requests inherit them, so
 parsers, `Sampling`, /openapi.json and the tables of docs/ have them from here: a description is the text of a field's
-error and its documentation. To add a sampling parameter, add it here, to `Sampling` (shared/protocol.py) and the
-engine's `SamplingParams`, and to workers/engine/logits_processors.py, which says what it does to a distribution.
+error and its documentation. To add a sampling parameter, add it here, to `Sampling` (shared/sampling.py), and to
+workers/engine/logits_processors.py, which says what it does to a distribution.
 
 Knows no HTTP server, no model, and nothing of a request but these fields.
 """

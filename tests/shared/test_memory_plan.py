@@ -15,7 +15,6 @@ from workers.engine.model.config import SHAPES
 GIB = 1 << 30
 CARDS = {"T4": int(14.6 * GIB), "A10": 22 * GIB, "H100": 79 * GIB}  # as torch reports them
 SMALL, MEDIUM = (memory_shape(SHAPES[name]) for name in ("small", "medium"))
-SUFFIX_TOKENS = 255
 BATCH = 48
 
 
@@ -23,11 +22,11 @@ def test_needs_are_those_of_the_published_models() -> None:
     # 124,439,808 and 354,823,168 parameters (Radford et al. 2019, as counted by transformers), and an untied head.
     assert SMALL.num_weights == 124_439_808 + 50257 * 768
     assert MEDIUM.num_weights == 354_823_168 + 50257 * 1024
-    small = worker_needs(SMALL, "bf16", BATCH, SUFFIX_TOKENS)
+    small = worker_needs(SMALL, "bf16", BATCH)
     assert small.entry_bytes == 1024 * 12 * 2 * 768 * 2
     assert small.suffix_bytes == (48 * 255 + 1) * 12 * 2 * 768 * 2
-    assert worker_needs(SMALL, "fp32", BATCH, SUFFIX_TOKENS).entry_bytes == 2 * small.entry_bytes
-    assert worker_needs(SMALL, "auto", BATCH, SUFFIX_TOKENS) == small
+    assert worker_needs(SMALL, "fp32", BATCH).entry_bytes == 2 * small.entry_bytes
+    assert worker_needs(SMALL, "auto", BATCH) == small
 
 
 def test_weights_are_those_that_are_loaded() -> None:
@@ -49,7 +48,7 @@ def test_weights_are_those_that_are_loaded() -> None:
     ids=["T4-small", "T4-medium", "A10-small", "A10-medium", "H100-small", "H100-medium"],
 )
 def test_one_to_four_workers_of_a_card(card: str, shape: ModelShape, expected: list[tuple[int, int]]) -> None:
-    needs = worker_needs(shape, "fp16", BATCH, SUFFIX_TOKENS)
+    needs = worker_needs(shape, "fp16", BATCH)
     for count, (num_entries, max_successors) in enumerate(expected, 1):
         division = divide(CARDS[card], [needs] * count)
         assert division is not None
@@ -65,7 +64,7 @@ def test_no_order_of_events_exceeds_the_card(card: str) -> None:
         batch = rng.choice([1, 2, 16, 48, 96])
         dtype = rng.choice(["fp16", "fp32"])
         shapes = rng.choices([SMALL, MEDIUM], k=rng.randint(1, 6))
-        needs = [worker_needs(shape, dtype, batch, SUFFIX_TOKENS) for shape in shapes]
+        needs = [worker_needs(shape, dtype, batch) for shape in shapes]
         if (division := divide(CARDS[card], needs)) is None:
             assert needed_bytes([need.memory(1) for need in needs], 0) > usable_bytes(CARDS[card])
             continue
@@ -87,7 +86,7 @@ def test_no_order_of_events_exceeds_the_card(card: str) -> None:
 
 
 def test_full_batches_come_before_reloads_without_an_interruption() -> None:
-    needs = worker_needs(MEDIUM, "fp16", BATCH, SUFFIX_TOKENS)
+    needs = worker_needs(MEDIUM, "fp16", BATCH)
     assert needs.least_entries == 16
     both = needed_bytes([needs.memory(16)] * 2, 1)
     just_enough = next(size for size in range(both, 2 * both, 1000) if usable_bytes(size) >= both)
@@ -100,7 +99,7 @@ def test_full_batches_come_before_reloads_without_an_interruption() -> None:
 
 
 def test_what_does_not_fit_is_none() -> None:
-    needs = worker_needs(MEDIUM, "fp32", 512, SUFFIX_TOKENS)
+    needs = worker_needs(MEDIUM, "fp32", 512)
     assert divide(CARDS["T4"], [needs]) is None
     fits = [number for number in range(1, 5) if divide(CARDS["H100"], [needs] * number) is not None]
     assert fits == [1, 2]

@@ -11,9 +11,9 @@ import torch
 
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.core import Runner
+from workers.engine.cpu.team import Interrupt
 from workers.engine.engine import EngineConfig, RunnerFactory
 from workers.engine.failures import OutOfMemory
-from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel
 
 Fault = Literal["oom", "oom_step", "device", "assert", "hang"]

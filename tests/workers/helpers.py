@@ -58,6 +58,14 @@ def with_pre_tokenizer(name: str) -> BpeTokenizer:
     return BpeTokenizer.from_str(json.dumps(values))
 
 
+def write_slow_tokenizer(directory: Path) -> None:
+    """The embedded tokenizer in the files of older GPT-2 checkpoints, which have no tokenizer.json."""
+    model = json.loads((EMBEDDED / "tokenizer.json").read_text())["model"]
+    (directory / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (directory / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+
+
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     """Text of `ids`. Invalid UTF-8 becomes U+FFFD; an incomplete last character is dropped."""
     detokenizer = Detokenizer(tokenizer)

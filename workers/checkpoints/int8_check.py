@@ -18,8 +18,8 @@ import structlog
 from workers.checkpoints.measured import measured_once
 from workers.engine.core import prompt_logprobs
 from workers.engine.cpu.runner import CpuRunner
-from workers.engine.cpu_check import cpu_dtype_problem
-from workers.engine.interrupt import Interrupt
+from workers.engine.cpu.team import Interrupt
+from workers.engine.devices import cpu_dtype_problem
 from workers.engine.loader import LoadedModel, load_model
 from workers.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""The values that scheduler, prefix cache, KV suffixes and runners share: entries, rows of the batch, and a step.
+"""The values that scheduler, prefix cache and runners share: entries, copies, rows of the batch, and a step.
 
 The scheduler makes a `SchedulerOutput`, a runner executes it and returns a `RunnerOutput`. Does not know tensors and
 devices.
@@ -8,10 +8,48 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.memory_plan import SUFFIX_TOKENS
 from workers.engine.failures import EngineFailure
-from workers.engine.kv_copies import Copy
 from workers.engine.request import CacheScope, GeneratedToken, PromptLogprobs
 from workers.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCopy:
+    """Copies the first `length` tokens of the prefix-cache entry `source` to the entry `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixCopy:
+    """Copies the first `length` tokens of the KV suffix `suffix` to `entry`, from position `start` on."""
+
+    suffix: int
+    entry: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixMove:
+    """Copies the first `length` tokens of the KV suffix `source` to the KV suffix `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRelease:
+    """Returns the memory of a prefix-cache entry to the system."""
+
+    entry: int
+
+
+Copy = EntryCopy | SuffixCopy | SuffixMove | EntryRelease
 
 
 @dataclass(eq=False, slots=True)
@@ -123,6 +161,14 @@ class BatchRow:
         """Position of the newest token, which the next decode step computes."""
         return self.start + self.suffix_length
 
+    @property
+    def num_steps_left(self) -> int:
+        """Decode steps until the sequence may end: it has `max_new_tokens`, or its KV suffix is full."""
+        sampling = self.sequence.request.sampling
+        if sampling.min_logprob is not None:
+            return 1
+        return min(sampling.max_new_tokens - self.sequence.num_new, SUFFIX_TOKENS - self.suffix_length)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -177,6 +223,16 @@ class SchedulerOutput:
         prefilled = [sequence for chunk in self.chunks for sequence in chunk.sampled_sequences]
         rows = [row.sequence for row in self.rows]
         return [*rows, *prefilled, *(row.sequence for row in self.prefilled_rows)]
+
+    def multi_step_budget_s(self, now: float) -> float:
+        """How long a multi-step decode of the rows may take; 0 for a single step.
+
+        Args:
+            now: `time.monotonic()` seconds.
+        """
+        if not self.allows_multi_step:
+            return 0.0
+        return min(row.sequence.multi_step_budget_s(now) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from shared.time_margins import MARGINS
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.failures import EngineFailure, InvalidOutput, SequenceFailure
 from workers.engine.request import EngineRequest, SamplingParams
-from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import ResultStream, Sequence
 
 SCORED_WINDOW_TOKENS = 512
 # The log-probabilities of a text's tokens, as `prompt_logprobs` gives them.

@@ -1,12 +1,17 @@
-"""A draw: all that the choice of one token depends on besides the logits. Plain values; no tensors."""
+"""A draw: all that the choice of one token depends on besides the logits; and which draws a sequence takes.
+
+Plain Python: does not know tensors and devices; a runner samples from its logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from workers.engine.arithmetic_code import Code, uniform
-from workers.engine.request import SamplingParams
+from workers.engine.request import GeneratedToken, SamplingParams
+from workers.engine.sequence import Sequence
 from workers.text.token_healing import AllowedTokens
 
 # Draws that need no more of the likeliest tokens than this share one `topk`, and kernels can take them. The width is
@@ -32,10 +37,10 @@ class Draw:
     seed: int
     position: int
     code: Code
-    seen: Sequence[int] = ()
+    seen: Items[int] = ()
     constraint: AllowedTokens | None = None
     is_first: bool = False
-    generated: Sequence[int] = ()
+    generated: Items[int] = ()
 
     @property
     def next_point(self) -> float:
@@ -54,3 +59,56 @@ def num_needed(draw: Draw) -> float:
     if draw.params.temperature == 0:
         return rank(draw) + 1
     return draw.params.top_k or float("inf")
+
+
+def draw_of(sequence: Sequence, num_forced_ids: int = 0, code: Code | None = None) -> Draw:
+    """The draw of the next token of `sequence`, or of the token after the first `num_forced_ids` forced ids.
+
+    Args:
+        code: after the draw of the last of these ids; None for the sequence's.
+    """
+    params = sequence.request.sampling
+    ahead = sequence.forced_ids[:num_forced_ids]
+    seen = (*sequence.tokens(0, sequence.num_tokens), *ahead) if params.repetition_penalty != 1 else ()
+    # Without those of the forced prefix, and `ahead` are such: the user typed them.
+    generated = tuple(sequence.token_ids[sequence.num_forced :]) if params.has_count_penalty else ()
+    return Draw(
+        params,
+        sequence.request.seed,
+        len(sequence.token_ids) + num_forced_ids,
+        code or sequence.code,
+        seen,
+        sequence.allowed_next(num_forced_ids),
+        is_first=sequence.num_new == 0,
+        generated=generated,
+    )
+
+
+def draw_all(
+    sequences: Items[Sequence],
+    sources: Items[int],
+    sample: Callable[[list[int], list[Draw]], list[GeneratedToken]],
+    path: Callable[[Sequence, int], list[GeneratedToken]],
+) -> list[tuple[Sequence, GeneratedToken]]:
+    """Draws a token for each sequence, and further tokens as long as they are the prefilled forced ids.
+
+    Args:
+        sources: row of the logits for each sequence's next token; the rows for the tokens after its forced ids follow.
+        sample: draws from the given rows of the logits.
+        path: the tokens of a sequence that starts with a ranked path, and the row after its prompt.
+    """
+    pairs = list(zip(sequences, sources, strict=True))
+    drawn = [
+        (sequence, token) for sequence, source in pairs if sequence.starts_with_path for token in path(sequence, source)
+    ]
+    pending = [(sequence, source, 0, sequence.code) for sequence, source in pairs if not sequence.starts_with_path]
+    while pending:
+        draws = [draw_of(sequence, number, code) for sequence, _, number, code in pending]
+        tokens = sample([source + number for _, source, number, _ in pending], draws)
+        matching = []
+        for (sequence, source, number, code), token in zip(pending, tokens, strict=True):
+            drawn.append((sequence, token))
+            if number < len(sequence.forced_ids) and token.token_id == sequence.forced_ids[number]:
+                matching.append((sequence, source, number + 1, token.code or code))
+        pending = matching
+    return drawn

@@ -22,26 +22,22 @@ import torch
 
 from workers.engine.core import EngineCore, Runner, ScoreFn, prompt_logprobs
 from workers.engine.cpu.runner import CpuRunner
+from workers.engine.cpu.team import Interrupt
 from workers.engine.cuda.runner import CudaRunner
-from workers.engine.failure_policy import StepFailures, load_hang, load_pauses
+from workers.engine.devices import release_memory
+from workers.engine.failure_policy import StepFailures, Watchdog, load_hang, load_pauses
 from workers.engine.failures import (
-    ContextExceeded,
     EngineFailure,
     EngineFull,
     EngineNotReady,
     EngineStopped,
     Hang,
-    InvalidPrompt,
 )
 from workers.engine.foreign_errors import load_failure, step_failure
-from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, ProgressFn
-from workers.engine.memory import release_memory
 from workers.engine.request import EngineRequest, SamplingParams
-from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import MAX_CHUNK_WITH_ROWS, MAX_CPU_CHUNK_WITH_ROWS, Scheduler
-from workers.engine.sequence import Sequence
-from workers.engine.watchdog import Watchdog
+from workers.engine.sequence import ResultStream, Sequence
 
 log = structlog.get_logger()
 
@@ -208,8 +204,9 @@ class Engine:
         loaded = self._loaded
         if loaded is None or self._state is not EngineState.WARM:
             raise EngineNotReady(f"the engine is {self._state}")
+        config = loaded.config
         for request in requests:
-            _check(request, loaded)
+            request.check(config.n_positions, config.vocab_size, has_tokenizer=loaded.tokenizer is not None)
         sequences = [
             Sequence(request, ResultStream(on_cancel=self._wake), start_id=loaded.start_id, healing=loaded.healing)
             for request in requests
@@ -475,24 +472,3 @@ class Engine:
         if progress >= 1 or progress >= self._progress + 0.01 or progress < self._progress:
             self._progress = progress
             self._on_change()
-
-
-def _check(request: EngineRequest, loaded: LoadedModel) -> None:
-    """
-    Raises:
-        InvalidPrompt: this model can never serve `request`.
-    """
-    config, params = loaded.config, request.sampling
-    if (problem := params.problem(config.vocab_size)) is not None:
-        raise InvalidPrompt(problem)
-    num_prompt = max(1, len(request.prompt_ids)) + len(request.forced_prefix)
-    if num_prompt + params.max_new_tokens > config.n_positions:
-        raise ContextExceeded(
-            f"the prompt's tokens ({num_prompt}) and max_new_tokens ({params.max_new_tokens}) exceed the model's "
-            f"context (n_ctx: {config.n_positions})"
-        )
-    ids = request.prompt_ids + request.forced_ids
-    if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
-        raise InvalidPrompt(f"prompt_ids must be between 0 and {config.vocab_size - 1}")
-    if (params.stop or params.single_line or request.forced_prefix) and loaded.tokenizer is None:
-        raise InvalidPrompt("stop strings and forced prefixes need a tokenizer, and this model was loaded without one")

@@ -18,9 +18,8 @@ from torch import Tensor
 from shared.end_tokens import read_end_ids
 from shared.plain_files import read_plain
 from shared.weights import weight_files
-from workers.engine.cpu_check import check_cpu
+from workers.engine.devices import check_cpu, check_gpu
 from workers.engine.failures import LoadFailure
-from workers.engine.gpu_check import check_gpu
 from workers.engine.model.config import SHAPES, ModelConfig, own_name
 from workers.engine.model.linear import NEVER, DeviceHead, DeviceLinear, device_dtype
 from workers.engine.model.rotation import rotate, rotate_input, rotate_layer

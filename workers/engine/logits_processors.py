@@ -4,7 +4,7 @@
 follow: they see only the candidates of a draw, likeliest first, before and after the softmax. The order is that of
 transformers' `generate`: repetition penalty, constraint, temperature, top-k, top-p, min-p, typical-p; OpenAI's
 penalties and biases come after the repetition penalty. To add a sampling parameter, append a processor or a warper
-here, and exclude it from `SamplingParams.is_plain` unless the kernels implement it.
+here, give the warper its limit in `SamplingParams.limits`, and exclude it from `is_plain` unless the kernels have it.
 
 Knows logits and draws. Does not know models, sequences, and how tokens are drawn.
 """
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from workers.engine.draw import Draw, rank
-from workers.engine.request import SamplingParams
 
 # Smaller temperatures act as this one, which is their limit: divided by it, float32 logits that differ are so far apart
 # that the likeliest token has all of the probability, and none overflows a float64.
@@ -123,19 +121,6 @@ def apply_constraint(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 PROCESSORS: tuple[LogitsProcessor, ...] = (penalize_repetition, penalize_counts, add_bias, apply_constraint)
 
 
-@dataclass(frozen=True, slots=True)
-class Warper:
-    """A sampling parameter that reshapes the distribution over the candidates of a draw.
-
-    Attributes:
-        limit: the parameter as a number; where it is disabled, one that changes nothing.
-        apply: ([rows, candidates] float64, [rows, 1] limits) → [rows, candidates].
-    """
-
-    limit: Callable[[SamplingParams], float]
-    apply: Callable[[Tensor, Tensor], Tensor]
-
-
 def scale_by_temperature(scores: Tensor, temperature: Tensor) -> Tensor:
     """scores / temperature, as transformers' TemperatureLogitsWarper; finite for every temperature above 0."""
     return scores / temperature.clamp(min=MIN_TEMPERATURE)
@@ -179,14 +164,10 @@ def keep_typical(probs: Tensor, typical_p: Tensor) -> Tensor:
     return torch.where(distances > farthest, 0.0, probs)
 
 
-TEMPERATURE = Warper(lambda params: params.temperature or 1.0, scale_by_temperature)
-TOP_K = Warper(lambda params: params.top_k or float("inf"), keep_top_k)
-TOP_P = Warper(lambda params: params.top_p if 0 < params.top_p < 1 else 2.0, keep_top_p)
-MIN_P = Warper(lambda params: params.min_p, keep_min_p)
-TYPICAL_P = Warper(lambda params: params.typical_p if 0 < params.typical_p < 1 else 2.0, keep_typical)
-
-SCORE_WARPERS = (TEMPERATURE, TOP_K)
-PROBABILITY_WARPERS = (TOP_P, MIN_P, TYPICAL_P)
+# ([rows, candidates] float64, [rows, 1] limits) → [rows, candidates]; in the order of `SamplingParams.limits`.
+Warper = Callable[[Tensor, Tensor], Tensor]
+SCORE_WARPERS: tuple[Warper, ...] = (scale_by_temperature, keep_top_k)
+PROBABILITY_WARPERS: tuple[Warper, ...] = (keep_top_p, keep_min_p, keep_typical)
 
 
 def process(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -208,18 +189,8 @@ def warp(logits: Tensor, limits: Sequence[Tensor]) -> Tensor:
     """
     scores = logits.double()
     for warper, limit in zip(SCORE_WARPERS, limits, strict=False):
-        scores = warper.apply(scores, limit)
+        scores = warper(scores, limit)
     probs = torch.softmax(scores, -1)
     for warper, limit in zip(PROBABILITY_WARPERS, limits[len(SCORE_WARPERS) :], strict=False):
-        probs = warper.apply(probs, limit)
+        probs = warper(probs, limit)
     return probs
-
-
-def limits(params: SamplingParams) -> tuple[float, float, float]:
-    """The limits of temperature, top-k and top-p: the warpers that kernels implement, too."""
-    return TEMPERATURE.limit(params), TOP_K.limit(params), TOP_P.limit(params)
-
-
-def all_limits(params: SamplingParams) -> tuple[float, ...]:
-    """The limit of each warper, in their order."""
-    return tuple(warper.limit(params) for warper in (*SCORE_WARPERS, *PROBABILITY_WARPERS))

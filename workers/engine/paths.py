@@ -8,6 +8,8 @@ Knows logits; does not know models and devices.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -15,16 +17,12 @@ from workers.engine.request import MAX_PATH_RANK, GeneratedToken
 from workers.engine.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
 class PathRanking:
     """The paths of a step's sequences. Siblings draw from the same rows of logits and share a ranking."""
 
-    def __init__(self, logits: Tensor) -> None:
-        """
-        Args:
-            logits: [rows, vocab] float32.
-        """
-        self._logits = logits
-        self._paths: dict[int, list[list[GeneratedToken]]] = {}
+    logits: Tensor  # [rows, vocab] float32
+    _paths: dict[int, list[list[GeneratedToken]]] = field(default_factory=dict)
 
     def tokens(self, sequence: Sequence, source: int) -> list[GeneratedToken]:
         """The tokens of the path with the sequence's `path_rank`; of the last, if there are fewer.
@@ -44,7 +42,7 @@ class PathRanking:
 
     def _rank(self, sequence: Sequence, source: int) -> list[list[GeneratedToken]]:
         forced_ids = sequence.forced_ids
-        logprobs = torch.log_softmax(self._logits[source : source + len(forced_ids) + 1].float(), -1).cpu()
+        logprobs = torch.log_softmax(self.logits[source : source + len(forced_ids) + 1].float(), -1).cpu()
         ids, depths, scores, before = [], [], [], 0.0
         for depth in range(len(forced_ids) + 1):
             allowed = sequence.allowed_next(depth)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from shared.sampling import Sampling
 from workers.engine.arithmetic_code import Code
-from workers.engine.failures import EngineFailure
+from workers.engine.failures import ContextExceeded, EngineFailure, InvalidPrompt
 
 # Biases are applied at each draw, in the engine's thread.
 MAX_BIASED_TOKENS = 1024
@@ -17,23 +18,9 @@ MAX_BIASED_TOKENS = 1024
 MAX_PATH_RANK = 15
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Sampling, frozen=True):
     """How the tokens of one sequence are sampled, and when it ends."""
 
-    max_new_tokens: int = 20  # 0: the prompt is computed, for its log-probabilities, and nothing is generated
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 50  # 0 disables
-    top_p: float = 0.95  # 0 and 1 disable
-    min_p: float = 0.0  # 0 disables
-    typical_p: float = 1.0  # 0 and 1 disable
-    repetition_penalty: float = 1.0  # 1 disables
-    frequency_penalty: float = 0.0  # 0 disables
-    presence_penalty: float = 0.0  # 0 disables
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), each id once
-    stop: tuple[str, ...] = ()
-    single_line: bool = False  # a line break is a stop string
-    first_rank: int = 0  # greedy only: the first token with new text is the one with this rank among the likeliest
     path_rank: int | None = None  # greedy only: the tokens up to the first with new text are this path (`engine.paths`)
     min_logprob: float | None = None  # the sequence ends when its tokens together are less likely than this
     top_logprobs: int = 0  # likeliest tokens to report for each generated token, and each echoed one of the prompt
@@ -49,22 +36,22 @@ class SamplingParams:
         return not has_warper and not has_penalty and not self.logit_bias and self.top_logprobs == 0
 
     @property
+    def limits(self) -> tuple[float, float, float, float, float]:
+        """The limits of the warpers: temperature, top-k, top-p, which kernels implement too; min-p and typical-p.
+
+        Where a warper is disabled, its limit is a number that changes nothing.
+        """
+        top_p, typical_p = (each if 0 < each < 1 else 2.0 for each in (self.top_p, self.typical_p))
+        return self.temperature or 1.0, self.top_k or float("inf"), top_p, self.min_p, typical_p
+
+    @property
     def has_count_penalty(self) -> bool:
         """Whether a logit depends on how often its token was generated."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     def problem(self, vocab_size: int) -> str | None:
-        """Which value is out of its range, for a model with this vocabulary; None if all are valid."""
+        """Which value a model with this vocabulary cannot serve; None if it can. The protocol bounds the others."""
         limits = {
-            "max_new_tokens must not be negative": self.max_new_tokens >= 0,
-            "temperature must be finite and not negative": 0 <= self.temperature < float("inf"),
-            "top_k must not be negative": self.top_k >= 0,
-            "top_p must be between 0 and 1": 0 <= self.top_p <= 1,
-            "min_p must be between 0 and 1": 0 <= self.min_p <= 1,
-            "typical_p must be between 0 and 1": 0 <= self.typical_p <= 1,
-            "repetition_penalty must be finite and positive": 0 < self.repetition_penalty < float("inf"),
-            "frequency_penalty must be between -2 and 2": -2 <= self.frequency_penalty <= 2,
-            "presence_penalty must be between -2 and 2": -2 <= self.presence_penalty <= 2,
             f"logit_bias must name at most {MAX_BIASED_TOKENS} tokens": len(self.logit_bias) <= MAX_BIASED_TOKENS,
             "logit_bias must name a token once": len({id_ for id_, _ in self.logit_bias}) == len(self.logit_bias),
             f"logit_bias must name token ids between 0 and {vocab_size - 1}": all(
@@ -73,11 +60,7 @@ class SamplingParams:
             "logit_bias must be between -100 and 100 for each token": all(
                 -100 <= bias <= 100 for _, bias in self.logit_bias
             ),
-            f"first_rank must be between 0 and {vocab_size - 1}": 0 <= self.first_rank < vocab_size,
-            f"path_rank must be between 0 and {MAX_PATH_RANK}": 0 <= (self.path_rank or 0) <= MAX_PATH_RANK,
-            "path_rank needs temperature 0": self.path_rank is None or self.temperature == 0,
-            "min_logprob must not be positive": (self.min_logprob or 0.0) <= 0,
-            f"top_logprobs must be between 0 and {vocab_size}": 0 <= self.top_logprobs <= vocab_size,
+            f"first_rank must be below {vocab_size}": self.first_rank < vocab_size,
             "a stop string must not be empty": all(self.stop),
         }
         return next((text for text, is_met in limits.items() if not is_met), None)
@@ -120,6 +103,26 @@ class EngineRequest:
     stream: bool = False
     echo_logprobs: bool = False
     echo_from: int = 0
+
+    def check(self, n_ctx: int, vocab_size: int, *, has_tokenizer: bool) -> None:
+        """
+        Raises:
+            InvalidPrompt: a model with these numbers can never serve it; `ContextExceeded` if it is too long.
+        """
+        params = self.sampling
+        if (problem := params.problem(vocab_size)) is not None:
+            raise InvalidPrompt(problem)
+        num_prompt = max(1, len(self.prompt_ids)) + len(self.forced_prefix)
+        if num_prompt + params.max_new_tokens > n_ctx:
+            raise ContextExceeded(
+                f"the prompt's tokens ({num_prompt}) and max_new_tokens ({params.max_new_tokens}) exceed the model's "
+                f"context (n_ctx: {n_ctx})"
+            )
+        ids = self.prompt_ids + self.forced_ids
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            raise InvalidPrompt(f"prompt_ids must be between 0 and {vocab_size - 1}")
+        if (params.stop or params.single_line or self.forced_prefix) and not has_tokenizer:
+            raise InvalidPrompt("stop strings and forced prefixes need a tokenizer, and this model has none")
 
 
 TopLogprobs = tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workers.engine.arithmetic_code import MIN_WIDTH, Code
 from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank
-from workers.engine.logits_processors import all_limits, process, warp
+from workers.engine.logits_processors import process, warp
 from workers.engine.request import GeneratedToken, PromptLogprobs, TopLogprobs
 
 # Token ids [rows], and the points and widths of their codes after the draw, [2, rows] float64.
@@ -138,7 +138,7 @@ def _pick_rank(ids: Tensor, draws: Sequence[Draw]) -> _Drawn:
 
 
 def _pick_sampled(values: Tensor, ids: Tensor, draws: Sequence[Draw]) -> _Drawn:
-    columns = [(*all_limits(draw.params), *draw.code, draw.next_point) for draw in draws]
+    columns = [(*draw.params.limits, *draw.code, draw.next_point) for draw in draws]
     table = torch.tensor(columns, dtype=torch.float64, device=values.device)
     return pick(values, ids, table.T)
 

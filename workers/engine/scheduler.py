@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from functools import partial
 
-from workers.engine.batch import BatchRow, PrefillChunk, PrefillGroup, SchedulerOutput
-from workers.engine.kv_copies import SUFFIX_TOKENS, Copy
-from workers.engine.kv_suffixes import CachedSuffix
-from workers.engine.prefix_cache import PrefixCache
+from shared.memory_plan import SUFFIX_TOKENS
+from workers.engine.batch import BatchRow, Copy, PrefillChunk, PrefillGroup, SchedulerOutput
+from workers.engine.prefix_cache import CachedSuffix, PrefixCache
 from workers.engine.sequence import Sequence
 
 MAX_CHUNK = 256  # prompt tokens prefilled in one step

@@ -23,6 +23,7 @@ PLAIN = {
     **dict.fromkeys("\xad\u200b\u2060\ufeff", ""),  # soft hyphen, and characters without width
     **dict.fromkeys(("\r\n", "\r", "\u2028", "\u2029"), "\n"),
 }
+MARK = re.compile("|".join(re.escape(mark) for mark in PLAIN if len(mark) == 1))  # "\r\n" begins with one
 # The mark that closes what each opens. The first of a text opens, so an English ” is none of these.
 _CLOSING = {"“": "”", "„": "“", "‟": "”", "«": "»", "»": "«", "‘": "’", "‚": "‘", "‛": "’", "‹": "›", "›": "‹"}
 _OPENS_AFTER = re.compile(r"[\s(\[{\-–—\"'“„«‘‚‹]|$")
@@ -67,8 +68,6 @@ class Typography:
 
     def plain(self, text: str) -> str:
         """`text` with the plain spelling of the marks that the model does not know."""
-        if text.isascii() and "\r" not in text and "\t" not in text:
-            return text
         return self._marks.sub(_plain_mark, text)
 
     def spelling(self, text: str) -> Spelling:

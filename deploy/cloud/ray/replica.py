@@ -33,7 +33,8 @@ from shared.telemetry import configure_structlog, start_log_thread, use_log_stre
 from shared.worker_environment import worker_environment
 
 if TYPE_CHECKING:
-    from workers.service import AnyBranch, SlotService
+    from workers.prompt_score import AnyBranch
+    from workers.service import SlotService
 
 INGRESS = "Ingress"
 REPORT_PERIOD_S = 0.5

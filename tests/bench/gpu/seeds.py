@@ -21,10 +21,10 @@ from tests.bench.gpu.steps import DecodeSteps
 from tests.bench.speed.engine_alone import EngineAlone
 from tests.workers.engine.helpers import results
 from workers.engine.core import Runner
+from workers.engine.cpu.team import Interrupt
 from workers.engine.cuda.forward import PLAIN_KERNELS
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.engine import DEVICE_RUNNERS, EngineConfig, RunnerFactory
-from workers.engine.interrupt import Interrupt
 from workers.engine.model.transformer import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams
 

@@ -88,22 +88,10 @@ def test_a_checkpoint_that_loses_quality_in_int8_is_rejected_and_measured_once(t
     assert cached_int8_check(spoiled, TOKENIZER, cache).ratio == 7.0
 
 
-def test_a_cpu_without_bf16_serves_a_rejected_checkpoint_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, ZEN_3)
-    assert Int8Check(1.0).choose_dtype() == ("int8", None)
-    dtype, problem = Int8Check(1.024).choose_dtype()
-    assert dtype == "fp32"
-    assert problem is not None
-    assert "AMD Ryzen 7 5800U" in problem
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "int8"])
-def test_an_entry_of_an_older_version_is_measured_again(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """5f94f10 stored the dtype as well, in a file without the kernels' name, on a CPU that might not compute in it."""
+def test_an_entry_of_an_older_version_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had the dtype as well, in a file without the kernels' name, of a CPU that might not compute in it."""
     monkeypatch.setattr(int8_check, "check_int8", lambda *_: Int8Check(1.005))
-    old = json.dumps({"dtype": dtype, "ratio": 3.0})
+    old = json.dumps({"dtype": "bf16", "ratio": 3.0})
     (tmp_path / f"{_fingerprint(EMBEDDED)}.json").write_text(old)
     assert cached_int8_check(EMBEDDED, TOKENIZER, tmp_path).ratio == 1.005
     [new] = set(tmp_path.iterdir()) - {tmp_path / f"{_fingerprint(EMBEDDED)}.json"}
@@ -128,7 +116,7 @@ def test_bf16_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
 
 def test_a_limit_of_onednn_counts_as_well() -> None:
     """The variable is read once in a process, so another process has to try."""
-    code = "from workers.engine.cpu_check import cpu_dtype_problem as p; print(p('bf16'), p('int8'), p('fp32'))"
+    code = "from workers.engine.devices import cpu_dtype_problem as p; print(p('bf16'), p('int8'), p('fp32'))"
     problem, int8, fp32 = run_python(code, ONEDNN_MAX_CPU_ISA="AVX2").stdout.rsplit(maxsplit=2)
     assert "bf16" in problem
     assert (int8, fp32) == ("None", "None")

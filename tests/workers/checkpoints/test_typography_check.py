@@ -14,7 +14,7 @@ from tests.workers.helpers import EMBEDDED
 from workers.checkpoints.typography_check import measured_typography, unknown_marks
 from workers.engine.core import ScoreFn, prompt_logprobs
 from workers.engine.cpu.runner import CpuRunner
-from workers.engine.interrupt import Interrupt
+from workers.engine.cpu.team import Interrupt
 from workers.engine.loader import load_model
 from workers.text.tokenizer import Tokenizer
 from workers.text.typography import PLAIN, TYPOGRAPHIC, Speller, Typography

@@ -18,9 +18,8 @@ from workers.engine.failures import EngineFailure
 from workers.engine.loader import LoadedModel, ProgressFn, build, random_weights
 from workers.engine.model.config import ModelConfig, Rotary
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
 from workers.engine.scheduler import MAX_CHUNK, Scheduler
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import ResultStream, Sequence
 from workers.text.token_healing import TokenHealing
 
 CHECKPOINT = EMBEDDED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from shared.protocol import GenerateRequest
 from tests.workers.engine.helpers import make_sequence, random_ids, running_engine
 from workers.codec import Codec
-from workers.engine.batch import SchedulerOutput
-from workers.engine.kv_copies import EntryCopy, SuffixCopy, SuffixMove
+from workers.engine.batch import EntryCopy, SchedulerOutput, SuffixCopy, SuffixMove
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
 from workers.engine.scheduler import Scheduler
@@ -125,15 +123,6 @@ def test_cached_tokens_do_not_depend_on_other_scopes(
     assert cached(None) == cached(other) == (cached(own[-1]) if own else [])
 
 
-def test_equal_prompts_of_one_scope_share_their_prefill_and_those_of_two_do_not() -> None:
-    for scopes, num_chunks in (("aa", 1), ("ab", 2)):
-        scheduler = Scheduler(4, MAX_SEQUENCES)
-        for scope in scopes:
-            request = EngineRequest((1, 2, 3), SamplingParams(2), 0, cache_scope=scope)
-            scheduler.add(make_sequence(request))
-        assert len(scheduler.schedule(float("inf")).chunks) == num_chunks
-
-
 def test_right_and_wrong_guesses_of_anothers_text_cannot_be_told_apart(tiny: LoadedModel) -> None:
     """20 texts, guessed while they are generated, and after; the guesser sees the same for each."""
     rng = random.Random(14)
@@ -152,17 +141,6 @@ def test_right_and_wrong_guesses_of_anothers_text_cannot_be_told_apart(tiny: Loa
             secret.result()
     assert {cached for _, cached in seen} == {0}
     assert len(seen) == 120
-
-
-def test_the_scope_never_changes_the_text(embedded: LoadedModel) -> None:
-    request = EngineRequest((5, 6, 7) * 9, SamplingParams(12, top_k=20), 42)
-    with running_engine(embedded) as engine:
-        texts = {
-            (output.token_ids, output.logprobs)
-            for scope in (None, ("a", None), ("a", None), ("a", "s"), ("b", "s"))
-            for output in [engine.submit(replace(request, cache_scope=scope)).result()]
-        }
-    assert len(texts) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,8 +18,7 @@ from tests.workers.engine.helpers import (
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.failures import InvalidOutput, OutOfMemory, SequenceFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import ResultStream, Sequence
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
@@ -167,31 +167,23 @@ def test_after_a_failed_step_the_scheduled_sequences_end_and_the_waiting_continu
     assert (again.result().token_ids, again.result().cached_tokens) == (cached.result().token_ids, 0)
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf")])
-def test_a_token_whose_log_probability_is_no_number_fails_the_step(logprob: float) -> None:
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("is_of_prompt", [True, False])
+def test_a_log_probability_that_is_no_number_fails_the_step(is_of_prompt: bool, number: float) -> None:
     class InvalidRunner(FakeRunner):
         def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
             output = super().run(scheduled)
-            return RunnerOutput([(one, GeneratedToken(5, logprob)) for one, _ in output.tokens], [])
+            if is_of_prompt:
+                return replace(
+                    output, prompt_logprobs=[(one, PromptLogprobs([number], [()])) for one, _ in output.tokens]
+                )
+            return replace(output, tokens=[(one, GeneratedToken(5, number)) for one, _ in output.tokens])
 
     core = make_core(InvalidRunner())
-    stream = add(core, request(stream=True))
+    stream = add(core, request(stream=True, echo_logprobs=True))
     with pytest.raises(InvalidOutput):
         core.step()
     assert stream.next(0) is None
-
-
-def test_a_prompt_log_probability_that_is_no_number_fails_the_step() -> None:
-    class InvalidRunner(FakeRunner):
-        def run(self, scheduled: SchedulerOutput) -> RunnerOutput:
-            output = super().run(scheduled)
-            scored = [(one, PromptLogprobs([float("nan")], [()])) for one, _ in output.prompt_logprobs]
-            return RunnerOutput(output.tokens, scored)
-
-    core = make_core(InvalidRunner())
-    add(core, request(1, prompt=(7, 8), echo_logprobs=True))
-    with pytest.raises(InvalidOutput):
-        core.step()
 
 
 def test_finish_all_ends_running_and_waiting_sequences() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from tests.workers.engine.helpers import add, generate, make_core, random_ids, run_to_end, running_engine
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
 from workers.engine.cpu.runner import CpuRunner
-from workers.engine.interrupt import Interrupt
+from workers.engine.cpu.team import Interrupt
 from workers.engine.loader import LoadedModel
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 
@@ -90,9 +91,9 @@ def test_multi_step_decode_changes_nothing(
 ) -> None:
     rng = random.Random(seed)
     requests = [random_request(rng, embedded_int8.config.vocab_size, 120) for _ in range(24)]
-    usual = [replace(request.sampling, top_k=rng.choice([5, 50]), **PLAIN) for request in requests]
+    usual = [structs.replace(request.sampling, top_k=rng.choice([5, 50]), **PLAIN) for request in requests]
     requests[2:] = [replace(request, sampling=one) for request, one in zip(requests, usual, strict=True)][2:]
-    stops = [replace(request.sampling, stop=(" the", ".")) for request in requests]
+    stops = [structs.replace(request.sampling, stop=(" the", ".")) for request in requests]
     requests += [replace(request, sampling=stop) for request, stop in zip(requests[:8], stops, strict=False)]
     with running_engine(embedded_int8, max_batch=6, step_delay_s=1e-9) as engine:  # single decode steps
         alone = [outcome(engine.submit(request).result()) for request in requests]

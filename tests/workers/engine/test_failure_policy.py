@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 
 from tests.workers.engine.helpers import make_sequence
+from tests.workers.helpers import run_python
 from workers.engine.failure_policy import MAX_SIBLING_DELAY_S, StepFailures, load_pauses, restart_pause_s
 from workers.engine.failures import DeviceFailure, EngineFailure, OutOfMemory
 from workers.engine.request import EngineRequest, SamplingParams
@@ -50,3 +51,45 @@ def test_another_prompt_is_no_sibling() -> None:
     failures.accept_of_sequences(failed(1, 2), now=10.0)
     with pytest.raises(OutOfMemory):
         failures.accept_of_sequences(failed(3), now=10.0)
+
+
+# The watchdog ends processes, so each test has one of its own.
+WATCHDOG = """
+import os, time
+from workers.engine.failure_policy import Watchdog
+watchdog = Watchdog(0.2, lambda: os._exit(9))
+watchdog.arm(time.monotonic())
+"""
+
+
+def run(code: str) -> int:
+    return run_python(WATCHDOG + code, 30).returncode
+
+
+def test_an_engine_that_rests_is_left_alone_and_its_next_step_is_watched() -> None:
+    # faulthandler, which holds for 0.725 s from the first step, is cancelled meanwhile.
+    assert run("watchdog.rest(); time.sleep(1.2)") == 0
+    assert run("watchdog.rest(); time.sleep(1.2); watchdog.arm(time.monotonic()); time.sleep(20)") == 9
+
+
+def test_a_step_that_follows_at_once_is_watched() -> None:
+    assert run("watchdog.rest(); watchdog.arm(time.monotonic()); time.sleep(20)") == 9
+
+
+def test_a_step_is_computed_also_if_no_thread_can_be_started_and_a_later_one_is_watched() -> None:
+    """A fake for the limit of threads: `faulthandler` starts one each time."""
+    assert (
+        run("""
+import faulthandler
+start = faulthandler.dump_traceback_later
+def fail(*_, **__):
+    raise RuntimeError("unable to start watchdog thread")
+faulthandler.dump_traceback_later = fail
+time.sleep(0.1)
+watchdog.arm(time.monotonic())
+faulthandler.dump_traceback_later = start
+watchdog.arm(time.monotonic())
+time.sleep(20)
+""")
+        == 9
+    )

@@ -9,9 +9,9 @@ import torch
 from structlog.testing import capture_logs
 
 from shared.gpu_builds import BUILDS, Build, Capability
+from workers.engine.devices import check_gpu
 from workers.engine.failures import LoadFailure
 from workers.engine.foreign_errors import load_failure
-from workers.engine.gpu_check import check_gpu
 from workers.engine.loader import load_model
 
 

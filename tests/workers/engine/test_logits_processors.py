@@ -21,9 +21,7 @@ from workers.engine.arithmetic_code import first_code
 from workers.engine.draw import Draw
 from workers.engine.logits_processors import (
     add_bias,
-    all_limits,
     apply_constraint,
-    limits,
     penalize_counts,
     penalize_repetition,
     process,
@@ -62,7 +60,7 @@ def transformers_probabilities(logits: torch.Tensor, params: SamplingParams, see
 def warped(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalised probabilities of the candidates of one row, and their ids."""
     values, ids = logits.sort(descending=True)
-    probs = warp(values[None], [torch.tensor([[limit]], dtype=torch.float64) for limit in all_limits(params)])[0]
+    probs = warp(values[None], [torch.tensor([[limit]], dtype=torch.float64) for limit in params.limits])[0]
     return probs / probs.sum(), ids
 
 
@@ -154,9 +152,3 @@ def test_typical_sampling_keeps_the_tokens_of_transformers_in_fp32(mass: float, 
 def test_disabled_parameters_have_limits_that_change_nothing() -> None:
     probs, ids = warped(logits_for(5)[0], SamplingParams(temperature=1, top_k=0, top_p=1))
     torch.testing.assert_close(probs, logits_for(5)[0].double().softmax(-1)[ids])
-
-
-def test_limits_of_kernels_are_those_of_the_first_warpers() -> None:
-    params = SamplingParams(temperature=0, top_k=0, top_p=0.4)
-    assert limits(params) == (1.0, float("inf"), 0.4)
-    assert all_limits(params)[:3] == limits(params)

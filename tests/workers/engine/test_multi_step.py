@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.workers.engine.helpers import generate, running_engine
 from tests.workers.helpers import wait_until
@@ -14,10 +15,14 @@ from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.runner import CpuRunner
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
-from workers.engine.multi_step import MAX_MULTI_STEP_S, multi_step_budget_s
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
-from workers.engine.result_stream import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY, ResultStream
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import (
+    MAX_DELIVERY_DELAY_S,
+    MAX_MULTI_STEP_S,
+    NUM_DELIVERED_SINGLY,
+    ResultStream,
+    Sequence,
+)
 
 PARAMS = SamplingParams(max_new_tokens=100)
 PROMPT = (40, 41, 42)
@@ -59,7 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def learn_step_duration(engine: Engine, calls: Calls) -> None:
     """The runner decides on the number of steps by how long one took."""
-    generate(engine, [60, 61], replace(PARAMS, max_new_tokens=3))
+    generate(engine, [60, 61], structs.replace(PARAMS, max_new_tokens=3))
     calls.num_steps.clear()
     calls.num_steps.append((1, 1))
 
@@ -96,7 +101,7 @@ def test_a_new_request_interrupts_a_multi_step_decode(embedded_int8: LoadedModel
         learn_step_duration(engine, calls)
         streams: list[ResultStream] = []
         calls.meanwhile = lambda: streams.append(
-            engine.submit(EngineRequest((50, 51), replace(PARAMS, max_new_tokens=5), seed=0))
+            engine.submit(EngineRequest((50, 51), structs.replace(PARAMS, max_new_tokens=5), seed=0))
         )
         assert generate(engine, list(PROMPT), PARAMS).token_ids == alone.token_ids
         assert len(streams[0].result().token_ids) == 5
@@ -127,8 +132,8 @@ def test_the_end_of_a_sequence_interrupts_a_multi_step_decode(embedded_int8: Loa
         ({"deadline": 1001.0}, 1, MAX_MULTI_STEP_S),
         ({"stream": True}, 1, 0.0),
         ({"stream": True}, NUM_DELIVERED_SINGLY, MAX_DELIVERY_DELAY_S),
-        ({"sampling": replace(PARAMS, single_line=True)}, 1, MAX_DELIVERY_DELAY_S),
-        ({"sampling": replace(PARAMS, stop=(".",))}, 1, MAX_DELIVERY_DELAY_S),
+        ({"sampling": structs.replace(PARAMS, single_line=True)}, 1, MAX_DELIVERY_DELAY_S),
+        ({"sampling": structs.replace(PARAMS, stop=(".",))}, 1, MAX_DELIVERY_DELAY_S),
     ],
 )
 def test_the_budget_follows_what_the_caller_waits_for(
@@ -138,4 +143,4 @@ def test_the_budget_follows_what_the_caller_waits_for(
     sequence = Sequence(request, ResultStream(), start_id=0, healing=embedded_int8.healing)
     for _ in range(num_tokens):
         sequence.append(GeneratedToken(7, -1.0), (), 1000.0)
-    assert multi_step_budget_s(sequence, 1000.0) == pytest.approx(budget_s)
+    assert sequence.multi_step_budget_s(1000.0) == pytest.approx(budget_s)

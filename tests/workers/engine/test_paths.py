@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from tests.workers.engine.helpers import CHECKPOINT, running_engine
 from tests.workers.helpers import healing_of
 from workers.engine.engine import Engine
-from workers.engine.failures import InvalidPrompt
 from workers.engine.loader import LoadedModel, load_model
-from workers.engine.request import MAX_PATH_RANK, EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.text.tokenizer import Tokenizer
 
 
@@ -84,21 +84,12 @@ def test_the_rest_of_a_path_is_greedy(engine: Engine, tokenizer: Tokenizer) -> N
             assert output.token_ids[1:] == greedy.token_ids
 
 
-def test_a_path_rank_out_of_range_is_refused(engine: Engine, tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidPrompt, match="path_rank must be between 0 and 15"):
-        engine.submit(path_request(tokenizer, "The", MAX_PATH_RANK + 1))
-    with pytest.raises(InvalidPrompt, match="path_rank needs temperature 0"):
-        engine.submit(EngineRequest((1,), SamplingParams(path_rank=0), 0))
-
-
 def test_a_sequence_ends_when_its_tokens_are_too_unlikely(engine: Engine, tokenizer: Tokenizer) -> None:
     """After each step: a multi-step decode would compute tokens past the end."""
     for min_logprob in (-1.0, -3.0, -6.0):
         one = path_request(tokenizer, "The old man looked at the sea and", 0, 12)
-        one = replace(one, group_size=1, sampling=replace(one.sampling, min_logprob=min_logprob))
+        one = replace(one, group_size=1, sampling=structs.replace(one.sampling, min_logprob=min_logprob))
         output = engine.submit(one).result()
         assert output.finish_reason == "length"
         is_long = len(output.token_ids) - output.num_forced == 12
         assert is_long or sum(output.logprobs) < min_logprob <= sum(output.logprobs[:-1])
-    with pytest.raises(InvalidPrompt, match="min_logprob must not be positive"):
-        engine.submit(EngineRequest((1,), SamplingParams(min_logprob=0.1), 0))

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.workers.engine.helpers import generate, random_ids, results, running_engine
-from workers.engine.batch import PrefillGroup
+from workers.engine.batch import Copy, EntryRelease, PrefillGroup
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
-from workers.engine.kv_copies import Copy, EntryRelease
 from workers.engine.loader import LoadedModel
 from workers.engine.prefix_cache import CachedPrefix, PrefixCache
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput

@@ -22,8 +22,8 @@ from tests.workers.engine.helpers import (
     running_engine,
 )
 from workers.engine.cpu.runner import CpuRunner
+from workers.engine.cpu.team import Interrupt
 from workers.engine.engine import Engine
-from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from workers.engine import result_stream
+from workers.engine import sequence
 from workers.engine.request import GeneratedToken, SequenceOutput
-from workers.engine.result_stream import NUM_DELIVERED_SINGLY, ResultStream
+from workers.engine.sequence import MAX_DELIVERY_DELAY_S, NUM_DELIVERED_SINGLY, ResultStream
 
 END = SequenceOutput((), (), "length", cached_tokens=0, queue_ms=0, prefill_ms=0, decode_ms=0)
 
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(result_stream, "time", clock)
+    monkeypatch.setattr(sequence, "time", clock)
     return clock
 
 
@@ -57,7 +57,7 @@ def test_a_token_is_delayed_no_longer_than_the_maximum_if_another_follows(clock:
     for number in range(NUM_DELIVERED_SINGLY + 1):
         stream.deliver(token(number))
     assert delivered(stream) == [[0], [1], [2], [3]]
-    clock.now += result_stream.MAX_DELIVERY_DELAY_S
+    clock.now += MAX_DELIVERY_DELAY_S
     stream.deliver(token(5))
     assert delivered(stream) == [[4, 5]]
 

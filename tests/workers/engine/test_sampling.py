@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from scipy.stats import chisquare
 
 from tests.workers.engine.test_logits_processors import transformers_probabilities
@@ -126,7 +126,9 @@ def test_a_vanishing_temperature_draws_the_likeliest_token(
 ) -> None:
     """With probability 1, so the code stays as it is; with every other parameter, at the edges of its type too."""
     penalty = max(0.01, 100 * small)
-    params = replace(params, temperature=temperature, top_p=small, min_p=5e-324 * small, repetition_penalty=penalty)
+    params = structs.replace(
+        params, temperature=temperature, top_p=small, min_p=5e-324 * small, repetition_penalty=penalty
+    )
     draw = some_draw(params, seed)
     logits = logits_for(seed)[None]
     (step,) = sample(logits, [draw])

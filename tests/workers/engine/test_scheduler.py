@@ -6,8 +6,7 @@ import pytest
 
 from tests.workers.engine.helpers import make_sequence
 from tests.workers.helpers import run_python
-from workers.engine.batch import SchedulerOutput
-from workers.engine.kv_copies import EntryCopy, SuffixCopy
+from workers.engine.batch import EntryCopy, SchedulerOutput, SuffixCopy
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
 from workers.engine.scheduler import MAX_CHUNK, MAX_CHUNK_WITH_ROWS, MAX_SCORED_AT_ONCE, MAX_SIBLING_WAIT_S, Scheduler
 from workers.engine.sequence import Sequence

@@ -19,11 +19,10 @@ from tokenizers import AddedToken, pre_tokenizers, processors
 from tokenizers import Tokenizer as BpeTokenizer
 
 from tests.workers.engine.helpers import CHECKPOINT
-from tests.workers.helpers import decode, with_pre_tokenizer
+from tests.workers.helpers import decode, with_pre_tokenizer, write_slow_tokenizer
 from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text import tokenizer as tokenizer_module
-from workers.text.detokenizer import CharacterIndex, Detokenizer
-from workers.text.stop_strings import StopMatcher
+from workers.text.detokenizer import CharacterIndex, Detokenizer, StopMatcher
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -35,22 +34,7 @@ SYNTHETIC = Tokenizer.from_directory(CHECKPOINT, 50257)
 texts = st.lists(
     st.one_of(
         st.text(max_size=8),
-        st.sampled_from(
-            [
-                " ",
-                "  ",
-                "\n",
-                "\n\n ",
-                "\t",
-                "\u00a0",
-                "\u2003",
-                "'s",
-                "'ll",
-                "don't",
-                " 12,5",
-                "x1y",
-            ]
-        ),
+        st.sampled_from([" ", "  ", "\n", "\n\n ", "\t", "\u00a0", "\u2003", "'s", "'ll", "don't", " 12,5", "x1y"]),
         st.sampled_from(["<|endoftext|>", "<|endof", "text|>", "日本語", "🦉", "é", "\x1f", "\ud83d"]),
         st.sampled_from(["the old man", " sea", " looked", ".", "—", "“"]),
     ),
@@ -280,10 +264,7 @@ def test_special_and_missing_ids() -> None:
 
 def test_vocab_and_merges_give_the_same_tokenizer(tmp_path: Path) -> None:
     """Older GPT-2 checkpoints have no tokenizer.json."""
-    model = json.loads((CHECKPOINT / "tokenizer.json").read_text())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    write_slow_tokenizer(tmp_path)
     old = Tokenizer.from_directory(tmp_path, 8192)
     for text in ("The old man's  sea,\n and 日本 <|endoftext|> again", "", " x"):
         assert old.encode(text) == TOKENIZER.encode(text)
@@ -291,10 +272,7 @@ def test_vocab_and_merges_give_the_same_tokenizer(tmp_path: Path) -> None:
 
 
 def test_added_tokens_of_a_slow_tokenizer(tmp_path: Path) -> None:
-    model = json.loads((CHECKPOINT / "tokenizer.json").read_text())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    write_slow_tokenizer(tmp_path)
     (tmp_path / "added_tokens.json").write_text('{"<speaker>": 8193, "<pad>": 8192}')
     (tmp_path / "special_tokens_map.json").write_text(
         '{"eos_token": "<|endoftext|>", "pad_token": {"content": "<pad>"}}'

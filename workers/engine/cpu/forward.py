@@ -39,10 +39,9 @@ from workers.engine.cpu.layouts import (
 )
 from workers.engine.cpu.linear import CpuLinear, PackedInt8Linear
 from workers.engine.cpu.sampler import CpuSampler, drawn_tokens
-from workers.engine.cpu.team import KernelCall, Program, ThreadTeam
+from workers.engine.cpu.team import Interrupt, KernelCall, Program, ThreadTeam
 from workers.engine.cpu_kernels import Kernels
 from workers.engine.draw import Draw
-from workers.engine.interrupt import Interrupt
 from workers.engine.model.linear import MAX_HEAD_ROWS
 from workers.engine.model.transformer import Activate, AddAndNorm, Attend, Linear, Multiply, Transformer
 from workers.engine.request import GeneratedToken

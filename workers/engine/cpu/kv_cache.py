@@ -15,8 +15,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from shared.memory_plan import SUFFIX_TOKENS
+from workers.engine.batch import Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 from workers.engine.cpu.layouts import VECTOR
-from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 
 _MADV_NOHUGEPAGE = getattr(mmap, "MADV_NOHUGEPAGE", None)  # absent where the system has no huge pages
 

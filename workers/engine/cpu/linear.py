@@ -26,8 +26,8 @@ from torch import Tensor
 from shared import cpu_features
 from workers.engine.cpu.layouts import AMX_BYTES, DOT_ROWS, INT8, PLAIN, PRODUCT
 from workers.engine.cpu.team import KernelCall, ThreadTeam
-from workers.engine.cpu_check import has_onednn
 from workers.engine.cpu_kernels import Kernels, load_kernels
+from workers.engine.devices import has_onednn
 from workers.engine.model.linear import MAX_HEAD_ROWS
 
 # Row counts to compute with, at most a quarter apart. Kernels that are compiled for each shape (oneDNN's) are compiled

@@ -20,15 +20,14 @@ from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.forward import ForwardPass
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
 from workers.engine.cpu.sampler import can_draw
+from workers.engine.cpu.team import Interrupt
 from workers.engine.cpu_kernels import load_kernels
-from workers.engine.interrupt import Interrupt
+from workers.engine.draw import draw_all, draw_of
 from workers.engine.model.transformer import LoadedModel
-from workers.engine.multi_step import MAX_MULTI_STEP_S, multi_step_budget_s, num_left
 from workers.engine.paths import PathRanking
 from workers.engine.request import PromptLogprobs
 from workers.engine.scheduler import MAX_CHUNK
-from workers.engine.sequence import Sequence
-from workers.engine.sequence_draws import draw_all, draw_of
+from workers.engine.sequence import MAX_MULTI_STEP_S, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +105,8 @@ class CpuRunner:
             return None
         step_s = self._step_s.get(len(rows), MAX_MULTI_STEP_S)
         start = time.monotonic()
-        budget_s = 0.0
-        if scheduled.allows_multi_step:
-            budget_s = min(multi_step_budget_s(sequence, start) for sequence in sequences)
-        num_steps = max(1, min(*map(num_left, rows), MAX_STEPS_PER_CALL, int(budget_s / step_s)))
+        num_affordable = int(scheduled.multi_step_budget_s(start) / step_s)
+        num_steps = max(1, min(MAX_STEPS_PER_CALL, num_affordable, *(row.num_steps_left for row in rows)))
         steps = self._forward.decode(rows, draws, num_steps)
         self._step_s[len(rows)] = (time.monotonic() - start) / len(steps)
         return RunnerOutput([pair for step in steps for pair in zip(sequences, step, strict=True)], [], len(steps))

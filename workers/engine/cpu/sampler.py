@@ -16,7 +16,6 @@ from workers.engine.cpu.layouts import DRAW, SAMPLER
 from workers.engine.cpu.team import KernelCall, ThreadTeam
 from workers.engine.cpu_kernels import Kernels
 from workers.engine.draw import NUM_CANDIDATES, Draw, num_needed, rank
-from workers.engine.logits_processors import limits
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.sampling import sample, score
 
@@ -39,7 +38,7 @@ class CpuSampler:
 
     def describe(self, draw: Draw, row: int) -> tuple[float, ...]:
         """The DRAW record of a draw from row `row` of the logits; `can_draw` holds for it."""
-        temperature, top_k, top_p = limits(draw.params)
+        temperature, top_k, top_p = draw.params.limits[:3]
         is_greedy = draw.params.temperature == 0
         return (
             *(row, rank(draw) if is_greedy else 0, -1, *_allowed(draw)),

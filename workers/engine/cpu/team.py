@@ -7,6 +7,7 @@ can be a program, all layers of a step, is one call.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,26 @@ import numpy as np
 
 from workers.engine.cpu.layouts import CALL, ENTRY, PROGRAM
 from workers.engine.cpu_kernels import Kernels
-from workers.engine.interrupt import Interrupt
 
 _HEAD_BYTES = PROGRAM.itemsize
+
+
+class Interrupt:
+    """Ends a multi-step decode after its current step: a flag that compiled code can poll. Any thread may set it.
+
+    Attributes:
+        address: address of an int64, other than 0 while the flag is set.
+    """
+
+    def __init__(self) -> None:
+        self._memory = array("q", (0,))
+        self.address = self._memory.buffer_info()[0]
+
+    def set(self) -> None:
+        self._memory[0] = 1
+
+    def clear(self) -> None:
+        self._memory[0] = 0
 
 
 class KernelCall(NamedTuple):

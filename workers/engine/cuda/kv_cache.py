@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from shared import free_memory
+from shared.memory_plan import SUFFIX_TOKENS
+from workers.engine.batch import Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 from workers.engine.failures import LoadFailure
-from workers.engine.kv_copies import SUFFIX_TOKENS, Copy, EntryCopy, EntryRelease, SuffixCopy, SuffixMove
 from workers.engine.model.config import ModelConfig
 
 # Share of the free memory for an engine without a memory plan: CUDA graphs and other processes need some, too.

@@ -44,17 +44,15 @@ from workers.engine.cuda.kernel_choice import choose_kernels, make_kernels
 from workers.engine.cuda.kv_cache import KVCache
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS
 from workers.engine.cuda.step_table import StepTable, first_column
-from workers.engine.draw import NUM_CANDIDATES, num_needed
+from workers.engine.draw import NUM_CANDIDATES, draw_all, draw_of, num_needed
 from workers.engine.failures import EngineFailure, LoadFailure
 from workers.engine.foreign_errors import request_failure
 from workers.engine.model.linear import HEAD_ROWS_MULTIPLE
 from workers.engine.model.transformer import LoadedModel
-from workers.engine.multi_step import multi_step_budget_s, num_left
 from workers.engine.paths import PathRanking
 from workers.engine.request import GeneratedToken, PromptLogprobs
 from workers.engine.sampling import sample, score
 from workers.engine.sequence import Sequence
-from workers.engine.sequence_draws import draw_all, draw_of
 
 log = structlog.get_logger()
 Item = TypeVar("Item")
@@ -261,15 +259,14 @@ class CudaRunner:
         is_predictable = is_unchanged and scheduled.allows_multi_step and not steps.logits
         num_taken = 1
         if is_predictable and steps.num_left > 1:
-            now = time.monotonic()
-            budget_s = min(multi_step_budget_s(row.sequence, now) for row in rows)
+            budget_s = scheduled.multi_step_budget_s(time.monotonic())
             if budget_s >= 1e-3 * (steps.program.ms or UNTIMED_MS) * steps.num_left:
                 num_taken = steps.num_left
         self._num_unchanged += num_taken - 1
         if num_taken == steps.num_left:
             self._in_flight.popleft()
             if not self._in_flight and is_predictable:
-                num_steps = min(self._num_unchanged, min(map(num_left, rows)) - num_taken, MAX_STEPS)
+                num_steps = min(self._num_unchanged, min(row.num_steps_left for row in rows) - num_taken, MAX_STEPS)
                 if num_steps > 0:
                     self._launch(rows, num_steps, steps)
         return steps, num_taken

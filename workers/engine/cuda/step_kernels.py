@@ -238,7 +238,7 @@ def draw(logits: Tensor, limits: Tensor, codes: Tensor) -> Tensor:
 
     Args:
         logits: [rows, vocab] float32.
-        limits: [3, rows] float64, as `sampling.limits`, but with a temperature of 0 for greedy draws.
+        limits: [3, rows] float64, as `SamplingParams.limits`, but with a temperature of 0 for greedy draws.
         codes: [3, rows] float64: the point and the width of each row's code, and its next point, as `pick`.
 
     Returns:

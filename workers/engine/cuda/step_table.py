@@ -16,7 +16,6 @@ from workers.engine.arithmetic_code import uniform
 from workers.engine.batch import BatchRow
 from workers.engine.cuda.kv_cache import SlotLayout
 from workers.engine.cuda.step_kernels import AT, MAX_STEPS, NEXT_POINTS, TABLE_ROWS
-from workers.engine.logits_processors import limits
 from workers.engine.sequence import Sequence
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -68,10 +67,9 @@ class StepTable:
 
 
 def draw_limits(sequence: Sequence) -> tuple[float, float, float]:
-    """As `sampling.limits`, but with a temperature of 0 for greedy draws."""
+    """As `SamplingParams.limits` has those that kernels implement, but with a temperature of 0 for greedy draws."""
     params = sequence.request.sampling
-    _, top_k, top_p = limits(params)
-    return params.temperature, top_k, top_p
+    return (params.temperature, *params.limits[1:3])
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:

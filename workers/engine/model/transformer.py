@@ -151,7 +151,7 @@ class Transformer:
         return self.head(self.norm(hidden))
 
 
-@dataclass(frozen=True)  # without slots: `healing` is kept in the instance's dictionary
+@dataclass(frozen=True)  # without slots: properties are kept in the instance's dictionary
 class LoadedModel:
     """What the engine runs: a model, and the tokenizer that stop strings and typed prefixes need."""
 
@@ -166,16 +166,16 @@ class LoadedModel:
         """Token healing for the model's vocabulary; None without a tokenizer."""
         return None if self.tokenizer is None else TokenHealing(self.tokenizer)
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig:
         return self.model.config
 
-    @property
+    @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Tokens that end a text."""
         return self.config.eos_token_ids
 
-    @property
+    @cached_property
     def start_id(self) -> int:
         """The token that stands for an empty prompt."""
         if self.tokenizer is not None and self.tokenizer.start_id is not None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from workers.engine.batch import EntryCopy, EntryRelease
 from workers.engine.cpu.kv_cache import CacheShape, KVCache
-from workers.engine.kv_copies import EntryCopy, EntryRelease
 
 SHAPE = CacheShape(num_layers=2, num_heads=2, head_size=64, n_ctx=1024, dtype=torch.float16)
 

@@ -37,11 +37,11 @@ from workers.codec import Codec
 from workers.engine.cpu import runner as cpu_runner
 from workers.engine.cpu.kernel_source.build import build
 from workers.engine.cpu.layouts import LAYER_NORM, RMS_NORM
-from workers.engine.cpu.team import Program, ThreadTeam
+from workers.engine.cpu.team import Interrupt, Program, ThreadTeam
 from workers.engine.cpu_kernels import load_kernels
-from workers.engine.interrupt import Interrupt
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import EngineRequest, SamplingParams
+from workers.engine.sequence import Sequence
 from workers.text.token_healing import AllowedTokens
 
 CPUS = {"neon_dotprod": "neoverse-n1", "scalar": "cortex-a53"}  # qemu's; the latter has no dot products
@@ -170,7 +170,7 @@ def neon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThreadTeam, "start", emulator.start)
         patch.setattr(torch, "get_num_threads", lambda: 1)
-        patch.setattr(cpu_runner, "multi_step_budget_s", lambda *_: 3600.0)
+        patch.setattr(Sequence, "multi_step_budget_s", lambda *_: 3600.0)
         yield emulator
     emulator.socket.close()
     assert emulator.process.wait(PATIENCE_S) == 0

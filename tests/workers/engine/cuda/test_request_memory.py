@@ -16,7 +16,7 @@ from workers.engine.core import EngineCore
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.failures import OutOfMemory
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from workers.engine.result_stream import ResultStream
+from workers.engine.sequence import ResultStream
 
 MODEL = load_peaked("cpu:0")
 MARKER = 500  # no healthy prompt of these tests has this token

@@ -14,6 +14,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from shared.memory_plan import SUFFIX_TOKENS
 from tests.workers.engine.helpers import (
     CHECKPOINT,
     PROSE,
@@ -36,9 +37,7 @@ from workers.engine.cuda.kv_cache import KVCache, SlotLayout
 from workers.engine.cuda.runner import CudaRunner
 from workers.engine.cuda.step_kernels import AT, ID, POINT, POSITION, START, WIDTH, draw
 from workers.engine.draw import Draw
-from workers.engine.kv_copies import SUFFIX_TOKENS
 from workers.engine.loader import LoadedModel, build, load_model
-from workers.engine.logits_processors import limits
 from workers.engine.model.config import ModelConfig
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
 from workers.engine.sampling import sample
@@ -262,7 +261,7 @@ def test_int8_is_not_for_a_gpu() -> None:
 
 def draw_each(logits: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[list[float]]]:
     """Token ids by the sampler of a step, and the code points and widths after it."""
-    columns = [(one.params.temperature, *limits(one.params)[1:]) for one in draws]
+    columns = [(one.params.temperature, *one.params.limits[1:3]) for one in draws]
     codes = [(*one.code, one.next_point) for one in draws]
     tables = [torch.tensor(columns, dtype=torch.float64).T for columns in (columns, codes)]
     ids, _, *after = draw(logits, *tables)
