@@ -1,7 +1,4 @@
-"""The worker's HTTP face over a real service: embedded checkpoint, fp32, in this process, no server and no socket.
-
-Texts and log-probabilities are compared with those of transformers.
-"""
+"""The worker's HTTP face over a real service: embedded checkpoint, fp32, in this process, no server and no socket."""
 
 from __future__ import annotations
 
@@ -16,10 +13,8 @@ import falcon
 import httpx
 import pytest
 import structlog
-import torch
 from falcon import testing
 
-from shared.protocol import GenerateRequest
 from shared.telemetry import format_traceback
 from tests.workers.contract import STEP_MS, Endpoint, SlotContract
 from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
@@ -36,7 +31,7 @@ from tests.workers.slots import (
     warm_service,
 )
 from workers.app import SlotApp
-from workers.service import Branch, SlotService
+from workers.service import SlotService
 
 # A text for which the tokenizer of `panicking` panics: its regular expression tries too many ways to match.
 PANIC = "a" * 48 + "! eee"
@@ -60,6 +55,7 @@ def test_a_panic_in_the_tokenizer_is_that_requests_error(panicking: testing.Test
         result = panicking.simulate_post("/generate", json={"prompt": PANIC, "sampling": GREEDY})
     assert result.status_code == 500
     assert problem(result)["code"] == "internal_error"
+    assert PANIC[:8] not in result.text
     [event] = [event for event in logs if event["event"] == "unhandled_exception"]
     logged = format_traceback((type(event["exc_info"]), event["exc_info"], event["exc_info"].__traceback__))
     assert "pyo3_runtime.PanicException" in logged
@@ -86,35 +82,10 @@ class TestSlotApp(SlotContract):
     """Without a server."""
 
 
-def test_greedy_text_is_that_of_transformers(
-    client: testing.TestClient, reference: Any, reference_tokenizer: Any
-) -> None:
-    accepted, done = generate(client, prompt=PROMPT, sampling=GREEDY)
-    ids = reference_tokenizer(PROMPT, return_tensors="pt").input_ids
-    with torch.inference_mode():
-        expected = reference.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)[
-            0, ids.shape[1] :
-        ].tolist()
-    assert accepted == {"event": "accepted"}
-    assert done["event"] == "done"
-    assert done["token_ids"] == expected
-    assert done["text"] == reference_tokenizer.decode(expected)
-    assert (done["finish_reason"], done["num_prompt_tokens"]) == ("length", ids.shape[1])
-    assert done["ends"][-1] == len(done["text"])
-
-
 def test_prompt_ids_are_used_as_sent_and_cut_at_their_start(client: testing.TestClient) -> None:
     _, whole = generate(client, prompt_ids=[5, 6, 7, 8], sampling=GREEDY, echo=True)
     _, cut = generate(client, prompt_ids=[5, 6, 7, 8], max_prompt_tokens=2, sampling=GREEDY, echo=True)
     assert (whole["prompt_ids"], cut["prompt_ids"]) == ([5, 6, 7, 8], [7, 8])
-
-
-def test_a_stop_string_ends_the_text_before_it(client: testing.TestClient) -> None:
-    _, free = generate(client, prompt=PROMPT, sampling=GREEDY)
-    stop = free["text"].split()[1]
-    _, done = generate(client, prompt=PROMPT, sampling={**GREEDY, "stop": [stop]})
-    assert done["finish_reason"] == "stop"
-    assert done["text"] == free["text"].partition(stop)[0]
 
 
 def test_a_single_line_ends_before_its_line_feed(client: testing.TestClient) -> None:
@@ -138,17 +109,6 @@ def test_a_slot_without_a_model_is_not_ready() -> None:
         first = next(states)
     assert (first["state"], first["model"], first["max_batch"], first["n_ctx"]) == ("starting", "embedded", 4, 0)
     assert metric(client, "tercet_slot_state", state="starting") == 1
-
-
-def test_an_unexpected_exception_is_answered_without_its_text() -> None:
-    class BrokenService(SlotService):
-        def submit(self, request: GenerateRequest) -> Branch:
-            raise RuntimeError("the secret")
-
-    client = testing.TestClient(SlotApp(make_service(kind=BrokenService), HANGUPS))
-    result = client.simulate_post("/generate", json={"prompt": "a"})
-    assert (problem(result)["code"], result.status) == ("internal_error", falcon.HTTP_500)
-    assert "secret" not in result.text
 
 
 # Time, cancellation, state -----------------------------------------------------------------------

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from tests.workers.engine.helpers import running_engine
 from tests.workers.helpers import healing_of
+from workers.engine.draw import draw_of
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
-from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams, SequenceOutput
+from workers.engine.sequence import ResultStream, Sequence
 from workers.text.detokenizer import Detokenizer
 from workers.text.token_healing import MAX_FORCED_BYTES, ForcedPrefix
 from workers.text.tokenizer import Tokenizer
@@ -162,3 +164,15 @@ def test_stop_strings_are_looked_for_in_new_text_only(engine: Engine, tokenizer:
     kept = "".join([*map(detokenizer.feed, stopped.token_ids), detokenizer.finish()])
     assert kept.split() == words[:2]
     assert stopped.num_kept > stopped.num_forced
+
+
+def test_penalties_count_neither_the_prompt_nor_what_was_typed(tokenizer: Tokenizer) -> None:
+    """Of these only the repetition penalty sees the prompt, too."""
+    params = SamplingParams(9, repetition_penalty=1.2, frequency_penalty=0.5)
+    forced_ids = tuple(tokenizer.encode(" sea"))
+    request = EngineRequest((5, 6), params, 0, b" sea", forced_ids)
+    sequence = Sequence(request, ResultStream(), start_id=0, healing=healing_of(tokenizer))
+    for token_id in (*forced_ids, 40, 41):
+        sequence.append(GeneratedToken(token_id, -1.0), (), 0.0)
+    draw = draw_of(sequence)
+    assert (draw.seen, draw.generated) == ((5, 6, *forced_ids, 40, 41), (40, 41))
