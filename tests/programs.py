@@ -1,8 +1,18 @@
-"""Stand-ins for programs that are not on this machine: shell scripts with their names."""
+"""Programs: run to their end, and stand-ins for those that are not on this machine, shell scripts with their names."""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+
+def run_program(
+    command: Sequence[str | Path], *, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A program's exit status and what it has printed, with options of `subprocess.run`."""
+    return subprocess.run(command, capture_output=True, text=True, check=check, **options)
 
 
 def write_program(path: Path, body: str) -> None:

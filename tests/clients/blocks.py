@@ -7,30 +7,22 @@ run. The addresses of the page are replaced by those of the servers under test, 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+
+from tests.documentation.blocks import Block, blocks
+from tests.programs import run_program
 
 PAGE = Path(__file__).parents[2] / "docs/CLIENTS.md"
 TERCET, SAGEMAKER = "http://127.0.0.1:8000", "http://127.0.0.1:8080"
-_BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # curl succeeds on an error status unless it is asked not to.
 _PRELUDE = 'set -eu\ncurl() { command curl --fail-with-body --silent --show-error "$@"; echo; }\n'
 
 
-@dataclass(frozen=True)
-class Block:
-    language: str
-    file_name: str  # "" if the block runs
-    text: str
-
-
 def sections() -> dict[str, list[Block]]:
     """The page's blocks by the title of their section."""
-    _, *parts = PAGE.read_text().split("\n## ")
-    return {part.partition("\n")[0]: [Block(*found) for found in _BLOCK.findall(part)] for part in parts}
+    return {title: list(own) for title, own in groupby(blocks(PAGE), lambda block: block.section)}
 
 
 def offline_environ(home: Path, bin_directory: Path) -> dict[str, str]:
@@ -48,14 +40,14 @@ def offline_environ(home: Path, bin_directory: Path) -> dict[str, str]:
     }
 
 
-def run_blocks(blocks: list[Block], home: Path, environ: Mapping[str, str], addresses: Mapping[str, str]) -> str:
+def run_blocks(chosen: list[Block], home: Path, environ: Mapping[str, str], addresses: Mapping[str, str]) -> str:
     """Save or run a section's blocks; returns what they printed.
 
     Raises:
         AssertionError: a block failed.
     """
     printed = ""
-    for block in blocks:
+    for block in chosen:
         text = block.text
         for documented, served in addresses.items():
             text = text.replace(documented, served)
@@ -82,8 +74,6 @@ def run(command: list[str], home: Path, environ: Mapping[str, str], timeout_s: f
     Raises:
         AssertionError: it failed; the message holds all that it printed.
     """
-    done = subprocess.run(
-        command, cwd=home, env=environ, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    done = run_program(command, cwd=home, env=environ, timeout=timeout_s)
     assert done.returncode == 0, f"{command[0]}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

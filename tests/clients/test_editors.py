@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 import yaml
 
 from tests.clients.blocks import saved_file
+from tests.clients.emacs import running_emacs
 from tests.e2e.harness import Tercet, until
 
 PROMPT = "The old man looked at the sea and"
@@ -153,48 +153,19 @@ def test_zed_s_request_is_answered(suffix: str, tercet: Tercet, tmp_path: Path) 
 def test_minuet_for_emacs_shows_and_accepts_a_suggestion(tercet: Tercet, tmp_path: Path) -> None:
     """Emacs in a terminal; keys are typed, the overlay is read, and M-n and M-a choose and accept."""
     settings = saved_file("Emacs", tmp_path, tercet.url)
-    socket = str(tmp_path / "emacs")
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm"}
     directories = [part for each in os.environ["MINUET_EL"].split(":") for part in ("-L", each)]
-    # Emacs does these in turn, so its socket appears when all is there.
-    start = f'(progn (require (quote json)) (require (quote server)) (setq server-name "{socket}") (server-start))'
-    command = ["emacs", "-Q", "-nw", *directories, "-l", str(settings), str(tmp_path / "notes.txt"), "--eval", start]
+    with running_emacs(tmp_path / "notes.txt", environ, ["-Q", *directories, "-l", str(settings)]) as emacs:
 
-    def ask(expression: str) -> Any:
-        asked = f'(json-encode (with-current-buffer "notes.txt" {expression}))'
-        printed = subprocess.run(
-            ["emacsclient", "-s", socket, "--eval", asked], capture_output=True, text=True, check=True, env=environ
-        ).stdout
-        return json.loads(json.loads(printed))
+        def suggestions() -> list[str] | None:
+            found = emacs.ask("minuet--current-suggestions") or []
+            return found if len(found) == 3 else None
 
-    # `script` gives Emacs the terminal that it requires.
-    editor = subprocess.Popen(
-        ["script", "-qec", shlex.join(command), "/dev/null"],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    assert editor.stdin
-
-    def send(keys: str) -> None:
-        assert editor.stdin
-        editor.stdin.write(keys.encode())
-        editor.stdin.flush()
-
-    try:
-        until(lambda: Path(socket).exists(), 20, "Emacs's socket")
-        send(f"{PROMPT} ")
-        suggestions = until(
-            lambda: found if len(found := ask("minuet--current-suggestions") or []) == 3 else None, 10, "3 suggestions"
-        )
-        shown = ask("(substring-no-properties (overlay-get minuet--current-overlay 'after-string))")
-        assert shown == f"{suggestions[0]} (1/3)"
-        send("\x1bn")
-        until(lambda: ask("minuet--current-suggestion-index") == 1, 5, "the second suggestion")
-        send("\x1ba")
-        until(lambda: ask("(buffer-string)") == f"{PROMPT} {suggestions[1]}", 5, "the accepted text")
-    finally:
-        editor.stdin.close()
-        editor.terminate()
-        editor.wait()
+        emacs.send(f"{PROMPT} ")
+        found = until(suggestions, 10, "3 suggestions")
+        shown = emacs.ask("(substring-no-properties (overlay-get minuet--current-overlay 'after-string))")
+        assert shown == f"{found[0]} (1/3)"
+        emacs.send("\x1bn")
+        until(lambda: emacs.ask("minuet--current-suggestion-index") == 1, 5, "the second suggestion")
+        emacs.send("\x1ba")
+        until(lambda: emacs.ask("(buffer-string)") == f"{PROMPT} {found[1]}", 5, "the accepted text")

@@ -6,23 +6,22 @@ tests/e2e/test_lsp.py; here their configurations are read.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.clients.blocks import saved_file
+from tests.clients.emacs import running_emacs
 from tests.e2e.harness import Tercet, metric, until
 from tests.e2e.test_lsp import HELIX, NEOVIM
 from tests.lsp_client import LspClient
+from tests.programs import run_program
 
 OPENING = "The old man looked at the se"
 LSP_MODE = Path("/usr/share/emacs/site-lisp/elpa-src")
@@ -65,51 +64,20 @@ def test_emacs_lists_words_and_reports_the_accepted_one(tercet: Tercet, tmp_path
     shutil.copy(saved_file("lsp-mode", tmp_path, tercet.url), tmp_path / ".emacs.d")
     notes = tmp_path / "docs" / "notes.txt"
     notes.parent.mkdir()
-    socket = str(tmp_path / "emacs")
-    environ = editor_environ(tercet, tmp_path)
-    start = f'(progn (require (quote json)) (require (quote server)) (setq server-name "{socket}") (server-start))'
-    command = ["emacs", "-nw", str(notes), "--eval", start]
-
-    def ask(expression: str) -> Any:
-        asked = f'(json-encode (with-current-buffer "notes.txt" {expression}))'
-        printed = subprocess.run(
-            ["emacsclient", "-s", socket, "--eval", asked], capture_output=True, text=True, check=True, env=environ
-        ).stdout
-        return json.loads(json.loads(printed))
-
-    # `script` gives Emacs the terminal that it requires.
-    editor = subprocess.Popen(
-        ["script", "-qec", shlex.join(command), "/dev/null"],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    assert editor.stdin
-
-    def send(keys: str) -> None:
-        assert editor.stdin
-        editor.stdin.write(keys.encode())
-        editor.stdin.flush()
-
     before = metric(tercet, "tercet_saved_characters_total")
-    try:
-        until(lambda: Path(socket).exists(), 60, "Emacs's socket")
+    with running_emacs(notes, editor_environ(tercet, tmp_path)) as emacs:
         status = "(seq-some (lambda (each) (eq 'initialized (lsp--workspace-status each))) (lsp-workspaces))"
-        until(lambda: ask(status), 60, "the language server")
-        send(OPENING)
-        words = until(lambda: ask("company-candidates"), 30, "a list of words")
+        until(lambda: emacs.ask(status), 60, "the language server")
+        emacs.send(OPENING)
+        words = until(lambda: emacs.ask("company-candidates"), 30, "a list of words")
         assert all(word.startswith("se") for word in words)
-        send("\x1bn")
-        until(lambda: ask("company-selection") == 1, 30, "the second word")
-        send("\r")
-        until(lambda: ask("(buffer-string)") == OPENING.removesuffix("se") + words[1], 30, "the accepted word")
+        emacs.send("\x1bn")
+        until(lambda: emacs.ask("company-selection") == 1, 30, "the second word")
+        emacs.send("\r")
+        accepted = OPENING.removesuffix("se") + words[1]
+        until(lambda: emacs.ask("(buffer-string)") == accepted, 30, "the accepted word")
         num_accepted = len(words[1]) - len("se")
         until(lambda: metric(tercet, "tercet_saved_characters_total") - before == num_accepted, 30, "its report")
-    finally:
-        editor.stdin.close()
-        editor.terminate()
-        editor.wait()
 
 
 @pytest.mark.skipif(
@@ -137,7 +105,7 @@ def test_kate_lists_words_and_inserts_one(tercet: Tercet, tmp_path: Path) -> Non
     environ["DBUS_SESSION_BUS_ADDRESS"] = f"unix:path={runtime}/none"
 
     def do(*arguments: str) -> str:
-        done = subprocess.run(["xdotool", *arguments], capture_output=True, text=True, check=False, env=environ)
+        done = run_program(["xdotool", *arguments], env=environ)
         return done.stdout.strip().partition("\n")[0]
 
     def window(name: str) -> str:

@@ -18,6 +18,7 @@ import psutil
 
 from shared.settings import PREFIX, Settings
 from tests.e2e.harness import ROOT, free_port, until
+from tests.programs import run_program
 from tests.tls import Certificate
 
 START_S = 240
@@ -81,9 +82,7 @@ def check_relative_paths(command: Sequence[str], base: Path) -> None:
     }
 
     def run(*arguments: str, cwd: Path = folder, **changed: str) -> str:
-        done = subprocess.run(
-            [*command, *arguments], cwd=cwd, env=environ | changed, capture_output=True, text=True, check=False
-        )
+        done = run_program([*command, *arguments], cwd=cwd, env=environ | changed)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.strip()
 

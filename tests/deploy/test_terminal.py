@@ -26,7 +26,9 @@ def printed(console: Console, *parts: object) -> str:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_console_prints_strings_tables_and_labels_as_they_are(text: str) -> None:
+def test_strings_tables_labels_and_errors_are_printed_as_they_are(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = make_console(width=200)
     assert printed(console, text) == f"{text}\n"
     assert printed(console, labelled("tercet:", "red", text)) == f"tercet: {text}\n"
@@ -34,11 +36,6 @@ def test_a_console_prints_strings_tables_and_labels_as_they_are(text: str) -> No
     table.add_row(text)
     assert printed(console, table).count(text) == 3
 
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_an_error_is_printed_whole(
-    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def fail() -> None:
         raise StartError(text)
 

@@ -1,4 +1,4 @@
-"""The shell blocks of README.md and docs/, and what a comment before a block says about its test.
+"""The code blocks of README.md and docs/, and what a comment before a block says about its test.
 
 A block without a comment is run by `test_commands.py`, as a reader would run it. A comment before it, or before the
 first heading for all blocks of the page, has one of two forms:
@@ -28,14 +28,18 @@ _PARSER = MarkdownIt("commonmark").enable("table")
 class Block:
     """
     Attributes:
+        section: the heading of the second level that it stands under, or "".
         language: "" if the block is indented, or its fence has none.
+        file_name: under which the reader saves it, or "".
         test: the file of the test that the comment names, or "".
         reason: why it is not run, or "".
     """
 
     page: Path
     line: int
+    section: str
     language: str
+    file_name: str
     text: str
     test: str = ""
     reason: str = ""
@@ -47,17 +51,22 @@ class Block:
 def blocks(page: Path) -> Iterator[Block]:
     """The page's code blocks."""
     of_page = of_block = ("", "")
+    section, level = "", ""
     for token in _PARSER.parse(page.read_text(encoding="utf-8")):
         if token.type == "html_block" and (found := _COMMENT.fullmatch(token.content)):
             of_block = (found[2], "") if found[1] == "tested by" else ("", found[2])
         elif token.type in {"fence", "code_block"}:
             assert token.map is not None
             test, reason = of_block if any(of_block) else of_page
-            language = token.info.partition(" ")[0]
-            yield Block(page, token.map[0] + 1, language, token.content, test, reason)
+            language, _, file_name = token.info.partition(" ")
+            yield Block(page, token.map[0] + 1, section, language, file_name, token.content, test, reason)
             of_block = "", ""
-        elif token.type == "heading_open" and token.tag == "h1":
-            of_page, of_block = of_block, ("", "")
+        elif token.type == "heading_open":
+            level = token.tag
+            if level == "h1":
+                of_page, of_block = of_block, ("", "")
+        elif token.type == "inline" and level:
+            section, level = token.content if level == "h2" else section, ""
 
 
 def shell_blocks() -> list[Block]:

@@ -21,6 +21,7 @@ from tests.bench.cli import parser
 from tests.documentation.blocks import PAGES, Block, blocks, shell_blocks
 from tests.e2e.harness import ROOT
 from tests.e2e.shared_servers import SharedServer
+from tests.programs import run_program
 
 BLOCKS = shell_blocks()
 ADDRESS = re.compile(r"\b(?:http://)?(?:localhost|127\.0\.0\.1):8000\b")
@@ -86,15 +87,8 @@ def test_the_block_runs(block: Block, server: SharedServer, tmp_path: Path) -> N
         "TERCET_API_KEY": key,
         "TERCET_RUN_DIR": str(tmp_path / "run"),
     }
-    done = subprocess.run(
-        ["bash", "-c", PRELUDE + text],
-        cwd=ROOT,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
+    done = run_program(
+        ["bash", "-c", PRELUDE + text], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S
     )
     assert done.returncode == 0, f"{block}: exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     for line in benchmarks.read_text().splitlines():

@@ -10,15 +10,13 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -29,9 +27,12 @@ from tests.clients.sagemaker_front import sagemaker_front
 from tests.deploy.cloud.aws.cloud import Cloud
 from tests.deploy.cloud.aws.conftest import running
 from tests.deploy.cloud.aws.function import Function, deployed_function
+from tests.documentation.blocks import blocks
 from tests.e2e.container import running_container
 from tests.e2e.harness import ROOT, START_S, TERCET, free_port, until
 from tests.e2e.remote_pool import free_ports
+from tests.gateway.pool.helpers import respond, serving_requests
+from tests.programs import run_program
 from workers.checkpoints.resolve import EMBEDDED
 
 __all__ = ["running"]
@@ -50,13 +51,10 @@ LINKED_FROM = {
 QUICK = {"TERCET_COMPUTE": "cpu", "TERCET_DTYPE": "fp32", "TERCET_DRAIN_S": "0.1", "TERCET_JOBS": "none"}
 
 
-def blocks(page: str, language: str, heading: str = "") -> list[str]:
-    """The fenced blocks of a page, or of one of its sections."""
-    text = (ROOT / f"docs/moving/{page}.md").read_text()
-    if heading:
-        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    found = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for block in found]
+def texts(page: str, language: str, heading: str = "") -> list[str]:
+    """The blocks of a page, or of one of its sections."""
+    found = blocks(ROOT / f"docs/moving/{page}.md")
+    return [block.text for block in found if block.language == language and heading in {"", block.section}]
 
 
 def environ_of(base: Path) -> dict[str, str]:
@@ -81,15 +79,12 @@ def test_a_page_is_short_is_linked_and_names_its_tests(path: Path) -> None:
 
 
 def test_both_models_are_planned_on_each_of_four_gpus(tmp_path: Path) -> None:
-    script, _ = blocks("WRITE_WITH_TRANSFORMER", "sh", "Steps")
+    script, _ = texts("WRITE_WITH_TRANSFORMER", "sh", "Steps")
     script = script.replace("small*2,medium", f"small={EMBEDDED}*2,medium={EMBEDDED}")
-    done = subprocess.run(
+    done = run_program(
         ["bash", "-euc", script.replace("tercet plan", "tercet plan --json")],
         cwd=tmp_path,
         env={**environ_of(tmp_path), "TERCET_RUN_DIR": str(tmp_path / "run")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     slots = json.loads(done.stdout)["slots"]
@@ -99,7 +94,7 @@ def test_both_models_are_planned_on_each_of_four_gpus(tmp_path: Path) -> None:
 
 def test_each_model_is_on_the_gpus_that_its_workers_have(short_tmp_path: Path) -> None:
     """The commands for small on three GPUs and medium on a fourth; they compute on the CPU."""
-    [script] = blocks("WRITE_WITH_TRANSFORMER", "sh", "A model on some GPUs only")
+    [script] = texts("WRITE_WITH_TRANSFORMER", "sh", "A model on some GPUs only")
     port, pool_port = free_port(), free_ports(11)
     for number in (8110, 8102, 8100):
         script = script.replace(str(number), str(pool_port + number - 8100))
@@ -146,32 +141,17 @@ def test_each_model_is_on_the_gpus_that_its_workers_have(short_tmp_path: Path) -
 def http_api(function: Function) -> Iterator[str]:
     """An HTTP API without an authorizer, as the template makes it, in front of the function."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"])).decode()
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            self._send(function.post(body, user="", **headers))
+    def answer(connection: socket.socket, request: bytes) -> None:
+        head, _, body = request.decode().partition("\r\n\r\n")
+        line, *fields = head.split("\r\n")
+        method, path, _ = line.split()
+        headers = {name.lower(): value for name, _, value in (field.partition(": ") for field in fields)}
+        is_new = method == "POST"
+        got = function.post(body, user="", **headers) if is_new else function.get(path.removeprefix("/jobs/"), user="")
+        respond(connection, got.status, json.dumps(got.body).encode(), got.headers)
 
-        def do_GET(self) -> None:
-            self._send(function.get(self.path.removeprefix("/jobs/"), user=""))
-
-        def _send(self, answer: Any) -> None:
-            data = json.dumps(answer.body).encode()
-            self.send_response(answer.status)
-            for name, value in {**answer.headers, "content-length": str(len(data))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving_requests(answer) as server:
+        yield f"http://{server.address}"
 
 
 FORM = {
@@ -188,7 +168,7 @@ FORM = {
 def test_the_published_page_gets_its_texts_with_the_function_of_the_page(
     running: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
-    [script] = blocks("LAMBDA_EC2", "js")
+    [script] = texts("LAMBDA_EC2", "js")
     with deployed_function(running, tmp_path, AUTHORIZATION="NONE", MAX_WAIT_S="0") as function:
         make_service.cache_clear()
         queue = function.open_queue()
@@ -209,25 +189,22 @@ def test_the_published_page_gets_its_texts_with_the_function_of_the_page(
                 f"complete({json.dumps(FORM)}).then((texts) => console.log(JSON.stringify(texts)), "
                 "(error) => console.log(String(error)));"
             )
-            done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True, timeout=90)
+            done = run_program(["node", "-e", program], check=True, timeout=90)
             gateway.join()
         queue.close()
     assert done.stdout == ('[" went"," sat"]\n' if is_done else "Error: No model.\n"), done.stderr
 
 
 def test_the_measurement_of_an_endpoint_prints_latency_and_rate(tmp_path: Path) -> None:
-    [script] = blocks("TENSORRT", "python")
+    [script] = texts("TENSORRT", "python")
     assert "range(100)" in script
     script = script.replace("range(100)", "range(8)").replace(
         'client("sagemaker-runtime")', 'client("sagemaker-runtime", endpoint_url=URL, region_name="eu-central-1")'
     )
     with running_container(tmp_path / "t") as container, sagemaker_front(container.url) as url:
-        done = subprocess.run(
+        done = run_program(
             [sys.executable, "-c", f"URL = {url!r}\n{script}"],
             env=offline_environ(tmp_path, Path(sys.executable).parent),
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=120,
         )
     assert done.returncode == 0, done.stderr

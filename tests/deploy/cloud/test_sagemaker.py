@@ -63,15 +63,16 @@ def test_what_cannot_serve_in_a_container_is_refused(environ: dict[str, str], me
         sagemaker_environment(environ, default_path=tmp_path)
 
 
-def test_the_setting_does_what_the_option_does() -> None:
-    """A container's `serve` with `TERCET_SAGEMAKER=1`, and the option."""
-    task = {"HF_TASK": "text-classification"}
-    for done in (tercet("serve", TERCET_SAGEMAKER="1", **task), tercet("serve", "--sagemaker", **task)):
-        assert done.returncode == 1
-        assert "HF_TASK=text-classification is not served" in done.stderr
-
-
-def test_a_directory_needs_the_option() -> None:
-    done = tercet("serve", "/some/where")
-    assert done.returncode == 1
-    assert "belongs to --sagemaker" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "environ", "message"),
+    [
+        ([], {"TERCET_SAGEMAKER": "1", "HF_TASK": "a"}, "HF_TASK=a is not served"),
+        (["--sagemaker"], {"HF_TASK": "a"}, "HF_TASK=a is not served"),
+        (["/some/where"], {}, "belongs to --sagemaker"),
+    ],
+)
+def test_the_setting_does_what_the_option_does_and_a_directory_needs_it(
+    arguments: list[str], environ: dict[str, str], message: str
+) -> None:
+    done = tercet("serve", *arguments, **environ)
+    assert (done.returncode, message in done.stderr) == (1, True)

@@ -20,6 +20,7 @@ from shared.settings import Compute, Settings
 from tests.cpus import ZEN_3, pretend
 from tests.e2e.harness import free_port
 from tests.gateway.pool.helpers import sends, serving_tcp
+from tests.programs import run_program
 from tests.settings import make_settings
 
 ROOT = Path(__file__).parents[3]
@@ -27,14 +28,11 @@ ROOT = Path(__file__).parents[3]
 
 def run_module(module: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A module as a program, with nothing of this process's environment."""
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", module, *args],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "HOME": "/dev/null/home", **environ},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
 
 
@@ -42,16 +40,11 @@ def tercet(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return run_module("deploy", *args, **environ)
 
 
-def test_the_version_is_that_of_the_checkout() -> None:
+def test_the_version_is_that_of_the_checkout_and_a_command_that_does_not_exist_is_answered_with_the_nearest() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    done = tercet("--version")
-    assert (done.returncode, done.stdout) == (0, f"tercet {declared}\n")
-
-
-def test_a_command_that_does_not_exist_is_answered_with_the_nearest() -> None:
+    assert tercet("--version").stdout == f"tercet {declared}\n"
     done = tercet("sevre")
-    assert done.returncode == 2
-    assert "Did you mean 'serve'?" in done.stderr
+    assert (done.returncode, "Did you mean 'serve'?" in done.stderr) == (2, True)
 
 
 def test_the_page_of_settings_is_current() -> None:
@@ -101,7 +94,7 @@ def test_complete_refuses_what_json_cannot_hold(args: list[str]) -> None:
 
 def test_the_language_server_needs_standard_input() -> None:
     command = ["sh", "-c", 'exec "$0" -m deploy lsp <&-', sys.executable]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(command, cwd=ROOT, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("tercet: `tercet lsp` is started by an editor")
 
@@ -155,16 +148,16 @@ def test_plan_reads_a_directory_of_any_name(tmp_path: Path, directory: str, writ
         assert wanted in done.stderr
 
 
-def test_a_missing_device_is_refused(tmp_path: Path) -> None:
-    settings = make_settings(run_dir=tmp_path, devices=("cuda:0", "cuda:2"), models=(ModelSpec("embedded"),))
-    with pytest.raises(StartError, match="names cuda:2, but 2 GPUs are visible"):
+@pytest.mark.parametrize(
+    ("devices", "count", "refusal"),
+    [(("cuda:0", "cuda:2"), 1, "names cuda:2, but 2 GPUs are visible"), (("cpu",), 65, "65 workers")],
+)
+def test_a_missing_device_and_too_many_workers_are_refused(
+    tmp_path: Path, devices: tuple[str, ...], count: int, refusal: str
+) -> None:
+    settings = make_settings(run_dir=tmp_path, devices=devices, models=(ModelSpec("embedded", None, count),))
+    with pytest.raises(StartError, match=refusal):
         make_plan(settings, {"CUDA_VISIBLE_DEVICES": "0,1"})
-
-
-def test_too_many_workers_are_refused(tmp_path: Path) -> None:
-    settings = make_settings(run_dir=tmp_path, devices=("cpu",), models=(ModelSpec("embedded", None, 65),))
-    with pytest.raises(StartError, match="65 workers"):
-        make_plan(settings, {})
 
 
 def test_the_kv_caches_of_cpu_workers_share_a_part_of_the_free_memory_or_have_the_bound_that_is_set(
@@ -204,14 +197,8 @@ def test_a_dtype_that_the_cpu_cannot_compute_in_stops_the_start(
 
 
 def test_serve_refuses_such_a_dtype_before_it_starts_a_pool(tmp_path: Path) -> None:
-    done = tercet(
-        "serve",
-        TERCET_DTYPE="fp16",
-        TERCET_BIND=f"127.0.0.1:{free_port()}",
-        TERCET_DEVICES="cpu",
-        TERCET_MODELS="embedded",
-        TERCET_RUN_DIR=str(tmp_path),
-    )
+    environ = {"TERCET_DEVICES": "cpu", "TERCET_MODELS": "embedded", "TERCET_RUN_DIR": str(tmp_path)}
+    done = tercet("serve", TERCET_DTYPE="fp16", TERCET_BIND=f"127.0.0.1:{free_port()}", **environ)
     assert done.returncode == 1
     assert "Tercet computes no fp16 on a CPU" in done.stderr
     assert "gunicorn" not in done.stderr

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from tests.e2e.harness import ROOT, until
+from tests.programs import run_program
 
 COMPOSE = ROOT / "deploy/packaging/compose.yaml"
 USER = 10001
@@ -26,9 +27,9 @@ AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "-
 AS_USER += ["--bounding-set=-all", "--inh-caps=-all"]
 
 
-def service(name: str = "tercet") -> dict[str, Any]:
+def service() -> dict[str, Any]:
     """The service of compose.yaml."""
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"][name]
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]["tercet"]
     return found
 
 
@@ -134,14 +135,7 @@ class Running:
     def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
         """`docker exec`: a command of the container's user inside."""
         inside = ["nsenter", f"--target={_child(self._process.pid)}", "--mount", "--pid", "--root"]
-        return subprocess.run(
-            [*inside, *AS_USER, *command],
-            env=self._container.environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        return run_program([*inside, *AS_USER, *command], env=self._container.environ, timeout=120)
 
     @property
     def has_ended(self) -> bool:
@@ -153,9 +147,9 @@ class Running:
         assert kind == "CMD"
         return self.exec(*command).returncode == 0
 
-    def wait_until_healthy(self, timeout_s: float = 180) -> None:
+    def wait_until_healthy(self) -> None:
         """`docker compose up --wait`."""
-        until(lambda: self.has_ended or self.is_healthy(), timeout_s, "healthy")
+        until(lambda: self.has_ended or self.is_healthy(), 180, "healthy")
         self.assert_alive()
 
     def assert_alive(self) -> None:

@@ -13,6 +13,7 @@ import httpx
 
 from shared.version import tercet_version
 from tests.e2e.harness import free_port, until
+from tests.programs import run_program
 
 START_S = 240
 STOP_S = 60
@@ -67,9 +68,7 @@ def check_serving(command: Sequence[str], folder: Path) -> None:
         assert "<title>" in client.get("/", headers={"Accept": "text/html"}).text
         environ = environ_of(folder) | {"TERCET_BIND": url.removeprefix("http://")}
         for arguments in (["reload"], ["doctor"], ["plan"], ["complete", CONTEXT]):
-            done = subprocess.run(
-                [*command, *arguments], cwd=folder, env=environ, capture_output=True, text=True, check=False
-            )
+            done = run_program([*command, *arguments], cwd=folder, env=environ)
             assert done.returncode == 0, done.stdout + done.stderr
         assert len(client.post("/autocomplete", json={"context": CONTEXT}).json()["sentences"]) == 3
     assert process.returncode == 0, (folder / "log").read_text()

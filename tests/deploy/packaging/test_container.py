@@ -154,7 +154,8 @@ def config(storage: list[str], image: Path) -> dict[str, Any]:
     return config
 
 
-def test_the_image_is_small_and_has_no_tools_of_a_build(image: Path) -> None:
+def test_the_image_is_small_and_has_no_tools_of_a_build(config: dict[str, Any], image: Path) -> None:
+    assert (config["User"], set(config["Volumes"])) == (str(USER), {"/var/lib/tercet", "/models"})
     size = int(run("du", "--summarize", "--apparent-size", "--block-size=1", image).split()[0])
     parts = run("du", "--apparent-size", "--block-size=1M", "--max-depth=7", "--threshold=10M", image)
     parts = parts.replace(f"{image}/", "/")
@@ -168,11 +169,6 @@ def test_the_image_is_small_and_has_no_tools_of_a_build(image: Path) -> None:
     assert kernels == {compiled_path(one, Path(), "linux").name for one in sets}
     assert not (image / "opt/tercet/tests").exists()
     assert not list(image.glob("etc/pip.conf"))
-
-
-def test_what_the_image_says_of_itself(config: dict[str, Any], image: Path) -> None:
-    assert config["User"] == str(USER)
-    assert set(config["Volumes"]) == {"/var/lib/tercet", "/models"}
 
 
 def test_the_server_is_warm_soon_and_completes(config: dict[str, Any], image: Path, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
 from tests.deploy.packaging.dockerfile import DOCKERFILE
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 INDEX = "https://download.pytorch.org/whl"
 
@@ -18,11 +18,9 @@ def constraints_of(torch_index: str) -> list[str]:
     text = DOCKERFILE.read_text().replace("\\\n", " ")
     command = re.search(r"case \"\$TORCH_INDEX\".*? esac\s+&& pip -r requirements/torch\.txt [^&]*", text)
     assert command is not None
-    done = subprocess.run(
+    done = run_program(
         ["bash", "-euc", f'pip() {{ printf "%s\\n" "$@"; }}; {command[0]}'],
         env={"TORCH_INDEX": torch_index},
-        capture_output=True,
-        text=True,
         check=True,
     )
     words = done.stdout.split()

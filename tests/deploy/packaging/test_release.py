@@ -15,6 +15,7 @@ from shared.errors import StartError
 from shared.version import tercet_version
 from tests.deploy.packaging.installed import check_serving
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 BUILD_S = 1500
 # uv installs torch with CUDA libraries where no other index is named.
@@ -33,28 +34,28 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_commit_whose_changelog_has_its_version_is_released(checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("1.2", r"not of the form 1\.2\.3"),
+        ("1.2.3rc1", r"not of the form 1\.2\.3"),
+        ("unknown", r"not of the form 1\.2\.3"),
+        ("1.2.4", r'"## 1\.2\.4 \(2026-01-31\)"'),
+    ],
+)
+def test_another_form_of_version_and_one_without_a_dated_section_are_refused(
+    checkout: Path, version: str, reason: str
+) -> None:
     release.check("1.2.3")
-
-
-@pytest.mark.parametrize("version", ["1.2", "1.2.3rc1", "unknown"])
-def test_another_form_of_version_is_refused(checkout: Path, version: str) -> None:
-    with pytest.raises(StartError, match=r"not of the form 1\.2\.3"):
+    with pytest.raises(StartError, match=reason):
         release.check(version)
 
 
-def test_a_version_without_a_dated_section_is_refused(checkout: Path) -> None:
-    with pytest.raises(StartError, match=r'"## 1\.2\.4 \(2026-01-31\)"'):
-        release.check("1.2.4")
-
-
-def test_changes_that_are_not_committed_are_named(checkout: Path) -> None:
+def test_changes_that_are_not_committed_are_named_and_a_version_is_released_once(checkout: Path) -> None:
     (checkout / "new.py").write_text("")
     with pytest.raises(StartError, match=r"new\.py"):
         release.check("1.2.3")
-
-
-def test_a_version_is_released_once(checkout: Path) -> None:
+    (checkout / "new.py").unlink()
     subprocess.run(["git", "tag", "v1.2.3"], cwd=checkout, check=True)
     with pytest.raises(StartError, match=r"The tag v1\.2\.3 exists"):
         release.check("1.2.3")
@@ -76,9 +77,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     git = ["git", "-C", str(clone), "-c", "user.name=n", "-c", "user.email=e"]
     subprocess.run([*git, "commit", "--quiet", "--all", "--allow-empty", "--message=Date the changelog"], check=True)
     environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["make", "release"], cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=BUILD_S
-    )
+    done = run_program(["make", "release"], cwd=clone, env=environ, timeout=BUILD_S)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return clone, done.stdout
 

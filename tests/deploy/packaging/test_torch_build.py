@@ -10,15 +10,13 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import sysconfig
 import threading
 import time
 import venv
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +30,8 @@ from shared.gpu_builds import INDEX, fitting_builds
 from tests.deploy.packaging.package_index import LIBRARIES, PackageIndex, pip_environ, serving, write_torch
 from tests.deploy.packaging.test_requirements import pins
 from tests.e2e.harness import ROOT
-from tests.programs import gpu_row, write_program
+from tests.gateway.pool.helpers import Answer, sends, serving_tcp
+from tests.programs import gpu_row, run_program, write_program
 
 SCRIPT = ROOT / "requirements/torch_build.py"
 PINNED = str(pins("torch")["torch"])
@@ -67,7 +66,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_pip(python: Path, environ: dict[str, str], *arguments: str) -> None:
     command = [str(python), "-m", "pip", "--quiet", *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = run_program(command, env=environ)
     assert done.returncode == 0, done.stderr
 
 
@@ -183,7 +182,7 @@ def test_the_machine_or_the_setting_decides_which_build_pip_installs(
     remove_torch(environment)
     environ = own | {"TORCH_INDEX": f"{index.url}/cpu", "TORCH_ROOT": str(make_files(tmp_path, files))} | environ
     command = [str(environment), str(SCRIPT)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    done = run_program(command, env=environ, check=True)
     assert why in done.stderr
     assert done.stderr.count("\n") == 1
     assert len(index.requests) <= 1
@@ -195,7 +194,7 @@ def test_the_machine_or_the_setting_decides_which_build_pip_installs(
     assert ("nvidia_cublas" in installed(environment)) == (version == PINNED)
     assert ("--hash=sha256:" in done.stdout) == ("TORCH_INDEX" not in environ or "--index-url" in done.stdout)
 
-    again = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    again = run_program(command, env=environ, check=True)
     assert "stays" in again.stderr
     assert "torch" not in again.stdout.replace("torch_build", "")
 
@@ -207,11 +206,11 @@ def test_a_file_that_is_not_the_one_of_the_page_is_refused(
     own = pip_environ(f"{index.url}/pypi")
     remove_torch(environment)
     environ = own | {"TORCH": "cpu", "TORCH_INDEX": f"{index.url}/cpu"}
-    printed = subprocess.run([environment, SCRIPT], env=environ, capture_output=True, text=True, check=True).stdout
+    printed = run_program([environment, SCRIPT], env=environ, check=True).stdout
     requirements = tmp_path / "torch.txt"
     requirements.write_text(re.sub("sha256:.", "sha256:", printed).replace("sha256:", "sha256:0"))
     command = [str(environment), "-m", "pip", "install", "-r", str(requirements)]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    done = run_program(command, env=own)
     assert done.returncode != 0
     assert "torch" not in installed(environment)
 
@@ -219,42 +218,10 @@ def test_a_file_that_is_not_the_one_of_the_page_is_refused(
 def test_another_value_is_refused_with_the_values() -> None:
     for value in ("gpu", "CPU", "cu126", "cpu cuda"):
         environ = {**os.environ, "TORCH": value}
-        done = subprocess.run([sys.executable, SCRIPT], env=environ, capture_output=True, text=True, check=False)
+        done = run_program([sys.executable, SCRIPT], env=environ)
         assert (done.returncode, done.stdout) == (1, "")
         assert f"TORCH={value}" in done.stderr
         assert "cpu, cuda or default" in done.stderr
-
-
-@contextmanager
-def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that reads a request and then does this with each connection; its URL, and the requests."""
-    requests: list[bytes] = []
-    ended = threading.Event()
-
-    def serve(connection: socket.socket) -> None:
-        with connection:
-            requests.append(connection.recv(65536))
-            try:
-                answer(connection)
-                ended.wait(HANG_S)
-            except OSError:  # the client has closed it
-                pass
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/torch/", requests
-        ended.set()
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
 
 
 def trickle(connection: socket.socket) -> None:
@@ -265,24 +232,22 @@ def trickle(connection: socket.socket) -> None:
         time.sleep(0.05)
 
 
-SILENT: dict[str, Callable[[socket.socket], None]] = {
-    "never answers": lambda connection: None,
+SILENT: dict[str, Answer] = {
+    "never answers": lambda connection: connection.recv(1),
     "trickles": trickle,
-    "fails": lambda connection: connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"),
-    "speaks something else": lambda connection: connection.sendall(b"\0\1\2\r\n\r\n"),
-    "ends in the middle": lambda connection: connection.close(),
+    "fails": sends(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"),
+    "speaks something else": sends(b"\0\1\2\r\n\r\n"),
+    "ends in the middle": sends(),
 }
 
 
 @pytest.mark.parametrize("answer", SILENT.values(), ids=SILENT)
-def test_an_index_that_does_not_answer_is_asked_once_and_does_not_hold_up_the_setup(
-    answer: Callable[[socket.socket], None],
-) -> None:
-    with answering(answer) as (url, requests):
+def test_an_index_that_does_not_answer_is_asked_once_and_does_not_hold_up_the_setup(answer: Answer) -> None:
+    with serving_tcp(answer) as server:
         began = time.monotonic()
-        assert read_page(url, limit_s=0.5) == ""
+        assert read_page(f"http://{server.address}/torch/", limit_s=0.5) == ""
         assert time.monotonic() - began < HANG_S / 2
-        assert len(requests) == 1
+        assert server.num_connections == 1
 
 
 def test_a_name_server_that_hangs_does_not_hold_up_the_setup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,11 +267,11 @@ def test_a_name_server_that_hangs_does_not_hold_up_the_setup(monkeypatch: pytest
 def test_the_program_ends_while_an_index_hangs(tmp_path: Path) -> None:
     """Its thread waits for the answer; Python does not wait for the thread."""
     assert torch_build.LIMIT_S < 2
-    with answering(trickle) as (url, _):
-        environ = {**os.environ, "TORCH": "cpu", "TORCH_INDEX": url.removesuffix("/torch/")}
+    with serving_tcp(trickle) as server:
+        environ = {**os.environ, "TORCH": "cpu", "TORCH_INDEX": f"http://{server.address}"}
         command = [sys.executable, "-S", str(SCRIPT)]  # without site-packages: no torch is installed
         began = time.monotonic()
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        done = run_program(command, env=environ, check=True)
         assert time.monotonic() - began < HANG_S / 2
     assert f"torch=={PINNED}\n" in done.stdout
     assert "does not answer" in done.stderr
@@ -358,18 +323,10 @@ CPU, CUDA_13 = f"{PINNED}+cpu", PINNED
 # Card, torch that is installed, and the build that the command installs.
 REPAIRS = {
     "V100": (gpu_row("Tesla V100-SXM2-16GB", "7.0"), CPU, "cu126"),
-    "V100 with the build of PyPI": (gpu_row("Tesla V100-SXM2-16GB", "7.0", "535.183.01"), CUDA_13, "cu126"),
     "V100 with an interrupted installation": (gpu_row("Tesla V100-SXM2-16GB", "7.0"), f"{PINNED}+cu126", "cu126"),
-    "T4 with driver 535": (gpu_row("Tesla T4", "7.5", "535.183.01"), CPU, "cu126"),
     "T4 with driver 535 and the build of PyPI": (gpu_row("Tesla T4", "7.5", "535.183.01"), CUDA_13, "cu126"),
-    "T4 with driver 580": (gpu_row("Tesla T4", "7.5"), CPU, "cu132"),
-    "A100": (gpu_row("NVIDIA A100-SXM4-40GB", "8.0"), CPU, "cu132"),
-    "L4": (gpu_row("NVIDIA L4", "8.9", "550.54.15"), CPU, "cu126"),
-    "H100": (gpu_row("NVIDIA H100 80GB HBM3"), CPU, "cu132"),
-    "B200": (gpu_row("NVIDIA B200", "10.0"), CPU, "cu132"),
     "B200 with the build for V100": (gpu_row("NVIDIA B200", "10.0"), f"{PINNED}+cu126", "cu132"),
     "torch 2.11, H100, driver 535": (gpu_row("NVIDIA H100 80GB HBM3", driver="535.183.01"), "2.11.0+cpu", "cu128"),
-    "torch 2.11 on a B200": (gpu_row("NVIDIA B200", "10.0"), "2.11.0+cpu", "cu130"),
 }
 # Tercet's other requirements come from the environment of the tests, after the torch that is checked.
 CHECK = (
@@ -381,7 +338,7 @@ CHECK = (
 def check(python: Path, environ: dict[str, str]) -> str:
     """What `tercet plan` says about the GPU, with the torch of this Python; empty if that serves it."""
     command = [str(python), "-c", CHECK, sysconfig.get_path("purelib")]
-    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_program(command, env=environ, cwd=ROOT)
     return done.stderr
 
 
@@ -402,7 +359,7 @@ def test_the_command_that_a_refusal_names_installs_the_build_that_serves_the_car
     assert found is not None, refusal
     assert INDEX in found[0]
     command = found[0].replace(INDEX, index.url)
-    done = subprocess.run(command, env=environ, shell=True, capture_output=True, text=True, check=False)
+    done = run_program(command, env=environ, shell=True)
     assert done.returncode == 0, done.stderr
 
     release, driver = version.partition("+")[0], int(row.split(", ")[3].partition(".")[0])

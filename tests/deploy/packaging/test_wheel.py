@@ -16,6 +16,7 @@ import pytest
 from shared.version import tercet_version
 from tests.deploy.packaging.installed import check_serving, environ_of
 from tests.deploy.paths import check_relative_paths
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 # Names that any other package may own.
@@ -66,17 +67,16 @@ def test_every_path_is_relative_to_the_shell_that_started_it(installed: Path, sh
     check_relative_paths([str(installed / "bin/tercet")], short_tmp_path)
 
 
-def test_only_tercet_can_be_imported(built: dict[str, Path]) -> None:
+def test_only_tercet_can_be_imported_and_the_command_says_the_version(
+    built: dict[str, Path], installed: Path, tmp_path: Path
+) -> None:
     """Whatever the wheel is made of; an installation from the sdist has the same files."""
+    command = [str(installed / "bin/tercet"), "--version"]
+    done = run_program(command, cwd=tmp_path, env=environ_of(tmp_path), check=True)
+    assert done.stdout == f"tercet {tercet_version()}\n"
     names = {name: set(zipfile.ZipFile(path).namelist()) for name, path in built.items() if path.suffix == ".whl"}
     assert {Path(name).parts[0] for name in names["wheel"]} == {"tercet", f"tercet-{tercet_version()}.dist-info"}
     assert names["wheel"] == names["wheel of the sdist"]
     assert {"tercet/_app/gunicorn.conf.py", "tercet/_app/gateway/static/vendor/codemirror.js"} <= names["wheel"]
     assert any(re.fullmatch(r"tercet/_app/workers/engine/cpu/compiled/.*\.so", name) for name in names["wheel"])
     assert not any("/tests/" in name or "/training/" in name for name in names["wheel"])
-
-
-def test_the_command_says_the_version(installed: Path, tmp_path: Path) -> None:
-    command = [str(installed / "bin/tercet"), "--version"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ_of(tmp_path), capture_output=True, text=True, check=True)
-    assert done.stdout == f"tercet {tercet_version()}\n"

@@ -24,21 +24,18 @@ import yaml
 
 from tests.e2e.harness import ROOT, free_port
 from tests.e2e.shared_servers import SharedServer
-from tests.gateway.pool.helpers import Server, port_of, serving_requests
+from tests.gateway.pool.helpers import Server, port_of, respond, sends, serving_requests
 from tests.nginx import nginx
+from tests.programs import run_program
 from tests.tls import Certificate
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
 # Addresses of this machine that the configuration treats as foreign.
 FOREIGN, CROWDED = "127.0.0.2", "127.0.0.3"
 
+HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 arrivals: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 is_over, may_end = threading.Event(), threading.Event()
-
-
-def send(connection: socket.socket, kind: bytes, body: bytes) -> None:
-    """Send a response that ends with its connection."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nConnection: close\r\n\r\n%s" % (kind, body))
 
 
 def echo(connection: socket.socket, request: bytes) -> None:
@@ -47,7 +44,7 @@ def echo(connection: socket.socket, request: bytes) -> None:
     line, *headers = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
     path = line.split()[1]
     if path == "/stream":
-        send(connection, b"text/event-stream\r\nX-Accel-Buffering: no", b"data: 1\n\n")
+        sends(HEAD, b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n\r\n", b"data: 1\n\n")(connection)
         may_end.wait(10)
         connection.sendall(b"data: 2\n\n")
         return
@@ -55,7 +52,7 @@ def echo(connection: socket.socket, request: bytes) -> None:
         arrivals.put(request)
         is_over.wait(10)
     fields = {name.lower(): value for name, _, value in (header.partition(": ") for header in headers)}
-    send(connection, b"application/json", json.dumps({"path": path, **fields}).encode())
+    respond(connection, 200, json.dumps({"path": path, **fields}).encode(), {"Content-Type": "application/json"})
 
 
 @pytest.fixture(scope="module")
@@ -200,9 +197,7 @@ def test_compose_serves_https_with_this_configuration(server_with: Callable[...,
         nginx(tmp_path, tercet.port, changes, port, text),
         httpx.Client(verify=certificate.client(), trust_env=False, timeout=60) as http,
     ):
-        checked = subprocess.run(
-            ["nginx", "-t", "-c", f"{tmp_path}/nginx.conf"], capture_output=True, text=True, check=False
-        )
+        checked = run_program(["nginx", "-t", "-c", f"{tmp_path}/nginx.conf"])
         assert "syntax is ok" in checked.stderr, checked.stderr
         answer = http.post(
             f"https://127.0.0.1:{port}/autocomplete", json={"context": "The sea"}, headers={"Host": "tercet.lan"}
@@ -217,7 +212,7 @@ def name_the_gateway(connection: socket.socket, request: bytes) -> None:
     """Answer with the port of the gateway. A request whose header `X-Lose` names the port loses its connection."""
     port = b"%d" % connection.getsockname()[1]
     if b"X-Lose: " + port not in request:
-        send(connection, b"text/plain", port)
+        respond(connection, 200, port)
 
 
 @contextmanager

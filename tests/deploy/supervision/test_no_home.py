@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import GUNICORN, ROOT, TERCET, Tercet, serving
+from tests.programs import run_program
 
 UNKNOWN_USER = 54321
 # It keeps the right to read all files: this machine's Python may lie in a directory of root's.
@@ -48,29 +49,24 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
 def run(
     *command: str, environ: dict[str, str], user: tuple[str, ...] = AS_UNKNOWN_USER
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         [*user, *command],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "TERCET_MODELS": "embedded", "COLUMNS": "200", **environ},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
 
 
-@pytest.mark.parametrize("home", [None, "", "home", "~"], ids=str)
-def test_a_server_without_a_home_directory_needs_to_know_where_jobs_are_stored(run_dir: Path, home: str | None) -> None:
+@pytest.mark.parametrize(
+    ("command", "home"), [*(((*TERCET, "serve"), home) for home in (None, "", "home", "~")), (GUNICORN, None)], ids=str
+)
+def test_a_server_without_a_home_directory_needs_to_know_where_jobs_are_stored(
+    run_dir: Path, command: tuple[str, ...], home: str | None
+) -> None:
     environ = {"TERCET_RUN_DIR": str(run_dir)} | ({} if home is None else {"HOME": home})
-    done = run(*TERCET, "serve", environ=environ)
-    assert (done.returncode, NEEDS_JOBS in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
-
-
-def test_a_gunicorn_without_a_supervisor_says_so_too(run_dir: Path) -> None:
-    done = run(*GUNICORN, environ={"TERCET_RUN_DIR": str(run_dir), "TERCET_ROLE": "gateway"})
-    assert done.returncode != 0
-    assert NEEDS_JOBS in done.stderr
-    assert "Traceback" not in done.stderr
+    environ |= {"TERCET_ROLE": "gateway"} if command == GUNICORN else {}
+    done = run(*command, environ=environ)
+    assert (done.returncode != 0, NEEDS_JOBS in done.stderr, "Traceback" in done.stderr) == (True, True, False)
 
 
 @pytest.mark.parametrize(

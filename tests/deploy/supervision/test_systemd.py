@@ -11,7 +11,6 @@ import shlex
 import shutil
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 
 from tests.deploy.needs import need
 from tests.e2e.harness import ROOT, Tercet, free_port, until
+from tests.programs import run_program
 
 UNITS = ROOT / "deploy/supervision/systemd"
 DROP_INS = (
@@ -52,10 +52,10 @@ def test_systemd_finds_no_fault_in_the_units_and_little_exposure(tmp_path: Path,
             directives = [line for line in text.splitlines() if not line.startswith("#")]
             assert "tercet.socket" not in "".join(directives)
     command = ["systemd-analyze", "verify", "--man=no", str(socket_unit), str(service)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert (done.returncode, done.stderr) == (0, "")
     command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(service)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_program(command, check=True)
     exposure = re.search(r"Overall exposure level for tercet.service: ([0-9.]+)", done.stdout)
     assert exposure is not None
     assert float(exposure[1]) <= MAX_EXPOSURE, done.stdout
@@ -65,7 +65,7 @@ def test_systemd_would_make_the_user(tmp_path: Path) -> None:
     need("systemd:systemd-sysusers")
     (tmp_path / "etc").mkdir()
     command = ["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(UNITS / "tercet.sysusers.conf")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_program(command, check=True)
     assert "Creating user 'tercet'" in done.stdout + done.stderr
 
 
@@ -85,7 +85,7 @@ def system_calls(entry: str) -> set[str]:
     if not entry.startswith("@"):
         return {entry}
     command = ["systemd-analyze", "syscall-filter", "--no-pager", entry]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[1:]
+    lines = run_program(command, check=True).stdout.splitlines()[1:]
     members = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     return set().union(*map(system_calls, members))
 

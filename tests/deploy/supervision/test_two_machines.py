@@ -6,19 +6,19 @@ The certificates and the key are made by the commands of the page. tests/chaos h
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.needs import need
+from tests.documentation.blocks import blocks
 from tests.e2e.harness import ROOT, until
+from tests.programs import run_program
 
 pytestmark = pytest.mark.deploy
 
@@ -32,12 +32,9 @@ def ip(*arguments: str) -> None:
 
 
 def documented(heading: str) -> list[str]:
-    """The shell blocks of a section of docs/DISTRIBUTED.md that the page says are tested here."""
-    text = (ROOT / "docs/DISTRIBUTED.md").read_text()
-    section = re.split(r"^## ", text.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    mark = re.escape("<!-- tested by tests/deploy/supervision/test_two_machines.py -->")
-    blocks = re.findall(rf"^ *{mark}\n *```sh\n(.*?)^ *```", section, flags=re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for block in blocks]
+    """The blocks of a section of docs/DISTRIBUTED.md that the page says are tested here."""
+    found = blocks(ROOT / "docs/DISTRIBUTED.md")
+    return [each.text for each in found if each.section == heading and each.test.endswith(Path(__file__).name)]
 
 
 def environ(directory: Path, **settings: str) -> dict[str, str]:
@@ -102,7 +99,7 @@ def test_the_documented_commands(machines: dict[str, str], tmp_path: Path) -> No
 
         def answer() -> str:
             command = ["ip", "netns", "exec", machines["gateway"], "bash", "-c", request]
-            return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            return run_program(command).stdout
 
         until(lambda: '"sentences":[{' in answer(), WARM_S, "an answer")
     finally:

@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,13 @@ def sends(*parts: bytes) -> Answer:
             connection.sendall(part)
 
     return answer
+
+
+def respond(connection: socket.socket, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    """Send a response that ends with its connection."""
+    fields = {**(headers or {}), "Connection": "close", "Content-Length": str(len(body))}
+    lines = [f"HTTP/1.1 {status} Status", *(f"{name}: {value}" for name, value in fields.items())]
+    connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
 
 def sends_to_each(data: bytes) -> Answer:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import unicodedata
 from typing import Any
 
 from deploy.clients.lsp.text import has_text_after, is_prose, trim_suffix
 from tests.deploy.clients.npm.test_prose import CODE, PROSE
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 PROGRAM = """
 import { readFileSync } from "node:fs";
@@ -46,13 +46,8 @@ def test_the_rules_are_those_of_the_client_module() -> None:
     assigned = [char for char in map(chr, range(0x10000)) if not unicodedata.category(char).startswith("C")]
     texts = [text for group in (CODE, PROSE) for texts in group.values() for text in texts]
     after, before = AFTER + assigned, [text[:end] for text in texts for end in range(len(text) + 1)]
-    done = subprocess.run(
-        ["node", "--input-type=module", "--eval", PROGRAM],
-        cwd=ROOT,
-        input=json.dumps([after, before]),
-        capture_output=True,
-        text=True,
-        check=True,
+    done = run_program(
+        ["node", "--input-type=module", "--eval", PROGRAM], cwd=ROOT, input=json.dumps([after, before]), check=True
     )
     ours: list[list[Any]] = [[*map(has_text_after, after)], [*map(trim_suffix, after)], [*map(is_prose, before)]]
     for given, own, other in zip((after, after, before), ours, json.loads(done.stdout), strict=True):

@@ -136,41 +136,42 @@ def test_live_mode_predicts_words_without_a_request(editor: Host) -> None:
     assert editor.complete("The old man shook his " + first[0])[0] == first[1:]
 
 
-def test_nothing_is_offered_unasked_in_mid_line_after_a_deletion_or_when_off(editor: Host) -> None:
-    assert editor.complete("The old man shook his ", after=" and sighed") == []
-    assert editor.complete("The old man shook his ") != []
-    assert editor.complete("The old man shook his") == []
-    editor.call("configure", settings={"tercet.mode": "off"})
-    assert editor.complete("The old man looked at the sea ") == []
-    assert len(editor.complete("The old man looked at the sea ", isExplicit=True)) == 3
+CODE = "a\n\n```\nThe old man shook his "
 
 
-def test_words_are_offered_before_marks_that_the_editor_has_closed(editor: Host) -> None:
+@pytest.mark.parametrize(
+    ("settings", "before", "after"),
+    [
+        ({}, "The old man shook his ", " and sighed"),
+        ({}, "(“The old man shook his ", ".”) and"),
+        ({}, "The old man shook his", ""),  # a deletion
+        ({}, CODE, ""),
+        ({"tercet.mode": "off"}, OPENING, ""),
+        ({"tercet.minUsefulness": 100}, "The old man shook his ", ""),
+    ],
+    ids=["mid-line", "after marks", "a deletion", "code", "off", "of little use"],
+)
+def test_nothing_is_offered_unasked_where_it_would_be_in_the_way(
+    editor: Host, settings: dict[str, Any], before: str, after: str
+) -> None:
+    assert editor.complete("The old man shook his ")
+    editor.call("configure", settings=settings)
+    assert editor.complete(before, after=after) == []
+    assert editor.complete(before, after=after, isExplicit=True)
+
+
+def test_words_are_offered_before_marks_that_the_editor_has_closed_and_in_code_if_that_is_set(editor: Host) -> None:
     offered = editor.complete("(“The old man shook his ", after=".”)")
     assert offered
     assert not any(text != text.rstrip() for text in offered)
-    assert editor.complete("(“The old man shook his ", after=".”) and") == []  # not what was offered for another text
-
-
-def test_nothing_is_offered_unasked_in_code(editor: Host) -> None:
-    code = "a\n\n```\nThe old man shook his "
-    assert editor.complete(code) == []
-    assert editor.complete(code, isExplicit=True)
     editor.call("configure", settings={"tercet.proseOnly": False})
-    assert editor.complete(code)
+    assert editor.complete(CODE)
 
 
 def test_nothing_is_offered_for_a_text_that_has_changed_meanwhile(editor: Host) -> None:
     number = editor.start("complete", before=OPENING, isExplicit=True)
     editor.call("change")
     assert editor.result(number) == []
-
-
-def test_predictions_of_little_use_are_held_back(editor: Host) -> None:
-    assert editor.complete("The old man shook his ")
-    editor.call("configure", settings={"tercet.minUsefulness": 100})
-    assert editor.complete("The old man shook his ") == []
-    assert len(editor.complete("The old man looked at ", isExplicit=True)) == 3
 
 
 def test_nothing_is_offered_inside_a_word(editor: Host) -> None:

@@ -97,8 +97,12 @@ def test_a_dry_run_prints_these_calls_and_makes_none(cloud: Cloud, capsys: pytes
     assert printed == [xform_name(name) for name in changes(cloud)]
 
 
-def test_removal_takes_all_in_the_order_of_dependence(cloud: Cloud) -> None:
+def test_a_repeated_command_changes_nothing_and_removal_takes_all_in_the_order_of_dependence(cloud: Cloud) -> None:
     deploy(image=IMAGE, max_instances=2)
+    cloud.forget()
+    deploy(image=IMAGE, max_instances=2)
+    scaling = ["RegisterScalableTarget", "PutScalingPolicy"]
+    assert changes(cloud) == ["CreateRole", "PutRolePolicy", *scaling, INVOKE]  # the role exists: 409
     cloud.forget()
     deploy(destroy=True)
     assert changes(cloud)[:-1] == ["DeregisterScalableTarget", *REMOVAL]
@@ -106,13 +110,6 @@ def test_removal_takes_all_in_the_order_of_dependence(cloud: Cloud) -> None:
     cloud.forget()
     deploy(destroy=True)  # again: what is gone is no error
     assert changes(cloud) == ["DeleteLogGroup"]
-
-
-def test_a_repeated_command_changes_nothing(cloud: Cloud) -> None:
-    deploy(image=IMAGE)
-    cloud.forget()
-    deploy(image=IMAGE)
-    assert changes(cloud) == ["CreateRole", "PutRolePolicy", INVOKE]  # the role exists: 409
 
 
 def passing_through(cloud: Cloud, *states: dict[str, Any]) -> None:
@@ -148,10 +145,8 @@ def test_a_failed_endpoint_is_removed_with_all_else_and_its_reason_is_shown(
     passing_through(cloud, CREATING, failed)
     with pytest.raises(StartError) as caught:
         deploy(image=IMAGE)
-    assert str(caught.value) == (
-        "Endpoint tercet does not serve: The primary container did not pass the ping health check. "
-        "Its log group is /aws/sagemaker/Endpoints/tercet."
-    )
+    assert reason in str(caught.value)
+    assert "/aws/sagemaker/Endpoints/tercet" in str(caught.value)
     assert changes(cloud) == [*CREATION[:-1], *REMOVAL]
     assert_nothing_left(cloud)
     assert "Creating after 0 s" in capsys.readouterr().err
@@ -217,13 +212,18 @@ def test_without_boto3_the_command_says_how_to_install_it(monkeypatch: pytest.Mo
         deploy(image=IMAGE, dry_run=True)
 
 
-def test_throttled_and_failing_calls_are_repeated(cloud: Cloud) -> None:
-    for operation in ("CreateModel", "DescribeEndpoint", "ListTags"):
+ROLE_UNKNOWN = "Could not assume role arn:aws:iam::1:role/tercet-sagemaker. Please ensure that the role exists."
+
+
+def test_calls_that_fail_for_a_moment_are_repeated(cloud: Cloud) -> None:
+    """Also those that name a role which is not yet known everywhere."""
+    for operation in ("CreateEndpoint", "DescribeEndpoint", "ListTags"):
         cloud.fail(operation, "ThrottlingException", status=400, times=2)
     cloud.fail("CreateEndpointConfig", times=2)
+    cloud.fail("CreateModel", "ValidationException", ROLE_UNKNOWN, status=400, times=3)
     deploy(image=IMAGE)
     assert changes(cloud) == CREATION
-    assert cloud.count("CreateModel") == 3
+    assert (cloud.count("CreateEndpoint"), cloud.count("CreateModel")) == (3, 4)
 
 
 @pytest.mark.parametrize("operation", CREATION[:-1])
@@ -243,13 +243,6 @@ def test_a_call_whose_answer_is_lost_is_no_error(cloud: Cloud) -> None:
     cloud.fail("CreateRole", is_performed=True)
     deploy(image=IMAGE)
     assert changes(cloud) == CREATION
-
-
-def test_a_role_that_is_not_yet_known_everywhere_is_waited_for(cloud: Cloud) -> None:
-    refusal = "Could not assume role arn:aws:iam::1:role/tercet-sagemaker. Please ensure that the role exists."
-    cloud.fail("CreateModel", "ValidationException", refusal, status=400, times=3)
-    deploy(image=IMAGE)
-    assert cloud.count("CreateModel") == 4
 
 
 def test_what_this_command_did_not_make_is_neither_changed_nor_removed(cloud: Cloud) -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.deploy.cloud.aws.cloud import REGION, Cloud
 from tests.deploy.cloud.aws.stacks import BUCKET, load_template, wake_stack
 from tests.e2e.harness import ROOT
-from tests.programs import write_program
+from tests.programs import run_program, write_program
 from tests.workers.checkpoints.conftest import hub
 from tests.workers.checkpoints.hub_server import Hub
 from workers.checkpoints.resolve import EMBEDDED
@@ -62,13 +62,10 @@ def first_boot(cloud: Cloud, base: Path, *arguments: str, **environ: str) -> sub
     path = f"{base}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
     own = {"PATH": path, "HOME": str(base), "TERCET_RUN_DIR": str(base / "run"), "TERCET_DEVICES": "cpu"}
-    return subprocess.run(
+    return run_program(
         ["bash", "deploy/cloud/aws/first_model.sh", *arguments],
         cwd=ROOT,
         env={**kept, **cloud.environ, **own, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=180,
     )
 
@@ -107,6 +104,9 @@ def test_an_archive_that_cannot_be_served_ends_the_boot(
 def test_a_private_repository_is_fetched_with_the_token_of_a_parameter(cloud: Cloud, hub: Hub, tmp_path: Path) -> None:
     """The token is in no file of the model's cache and in no output."""
     hub.token = SECRET
+    missing = first_boot(cloud, tmp_path, "legal=org/tiny", "", PARAMETER)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert f"The parameter {PARAMETER} cannot be read" in missing.stderr
     cloud.client("ssm").put_parameter(Name=PARAMETER, Value=SECRET, Type="SecureString")
     without = first_boot(cloud, tmp_path, "legal=org/tiny")
     assert without.returncode == 1
@@ -121,12 +121,6 @@ def test_a_private_repository_is_fetched_with_the_token_of_a_parameter(cloud: Cl
     hub.requests.clear()
     assert first_boot(cloud, tmp_path, "legal=org/tiny", HF_HUB_OFFLINE="1").returncode == 0
     assert hub.requests == []
-
-
-def test_a_parameter_that_is_not_there_ends_the_boot(cloud: Cloud, tmp_path: Path) -> None:
-    done = first_boot(cloud, tmp_path, "legal=org/tiny", "", PARAMETER)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"The parameter {PARAMETER} cannot be read" in done.stderr
 
 
 def instance_statements(cloud: Cloud) -> list[dict[str, Any]]:
@@ -161,7 +155,7 @@ def test_the_template_and_the_script_pass_them_on() -> None:
         user_data = user_data.replace(f"${{{name}}}", value)
     # The end of the first boot, with the arguments printed in place of the set-up.
     script = user_data[user_data.index("archive=") :].replace("bash /opt", "printf '%s\\n' /opt")
-    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    done = run_program(["bash", "-euc", script], check=True)
     assert done.stdout.splitlines()[-2:] == [ARCHIVE, PARAMETER]
     set_up = (ROOT / "deploy/cloud/aws/set_up_instance.sh").read_text()
     assert 'bash deploy/cloud/aws/first_model.sh "$2" "${5:-}" "${6:-}")' in set_up

@@ -71,6 +71,7 @@ def test_the_image_is_built_pushed_and_pinned_by_its_digest(cloud: Cloud, calls:
     (build, _, attestations), (login, password, _), (push, _, _), (logout, _, _) = recorded(calls)
     assert attestations == "1"
     assert build[:5] == ["build", "--platform", "linux/amd64", "--file", "deploy/packaging/Dockerfile"]
+    assert build[build.index("--target") + 1] == "sagemaker"
     assert f"TORCH_INDEX={images.CPU_INDEX}" in build
     assert login == ["login", "--username", "AWS", "--password-stdin", REGISTRY]
     assert password
@@ -127,12 +128,6 @@ def test_other_programs_are_given_the_ignore_file_and_dockers_format(program: st
     assert words[words.index("--ignorefile") + 1] == "deploy/packaging/Dockerfile.dockerignore"
     assert words[words.index("--format") + 1] == "docker"
     assert (ROOT / "deploy/packaging/Dockerfile.dockerignore").exists()
-
-
-def test_the_command_builds_the_stage_of_sagemaker(calls: Path) -> None:
-    deploy()
-    build = recorded(calls)[0][0]
-    assert build[build.index("--target") + 1] == "sagemaker"
 
 
 def test_the_image_that_sagemaker_starts_serves_as_its_container() -> None:

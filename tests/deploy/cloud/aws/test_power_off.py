@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from tests.deploy.cloud.aws.stacks import load_template
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 AWS = ROOT / "deploy/cloud/aws"
 DROP_IN = AWS / "tercet.service.d" / "aws.conf"
@@ -25,15 +25,20 @@ def is_powered_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **environ: s
     return marker.exists()
 
 
-@pytest.mark.parametrize(("status", "expected"), [(IDLE, True), ("0", False), ("1", False), ("TERM", False)])
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"EXIT_STATUS": IDLE}, True),
+        # A store that cannot be reached: a sweep of the function starts the instance again if there is a job.
+        ({"EXIT_STATUS": IDLE, "TERCET_JOBS": "sqlite:/"}, True),
+        *(({"EXIT_STATUS": status}, False) for status in ("0", "1", "TERM")),
+        ({}, False),
+    ],
+)
 def test_only_an_idle_stop_powers_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, expected: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: bool
 ) -> None:
-    assert is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=status) == expected
-
-
-def test_without_systemds_word_for_it_nothing_powers_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_powered_off(tmp_path, monkeypatch)
+    assert is_powered_off(tmp_path, monkeypatch, **environ) == expected
 
 
 def test_an_open_job_keeps_the_instance_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +50,6 @@ def test_an_open_job_keeps_the_instance_on(tmp_path: Path, monkeypatch: pytest.M
     assert is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=IDLE)
 
 
-def test_a_store_that_cannot_be_reached_does_not_keep_the_instance_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sweep of the function starts it again if there is a job."""
-    assert is_powered_off(tmp_path, monkeypatch, EXIT_STATUS=IDLE, TERCET_JOBS=f"sqlite:{tmp_path}")
-
-
 def test_the_unit_and_the_template_agree_with_the_code() -> None:
     text = DROP_IN.read_text()
     assert f"tercet serve --idle-status {IDLE}\n" in text
@@ -61,5 +59,5 @@ def test_the_unit_and_the_template_agree_with_the_code() -> None:
     script = data["UserData"]["Fn::Base64"]["Fn::Sub"]
     assert "deploy/cloud/aws/set_up_instance.sh" in script
     for program in (script, (AWS / "set_up_instance.sh").read_text()):
-        done = subprocess.run(["bash", "-n"], input=program, capture_output=True, text=True, check=False)
+        done = run_program(["bash", "-n"], input=program)
         assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +13,7 @@ import yaml
 from shared.settings import Settings
 from tests.deploy.packaging.dockerfile import image
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 Json = dict[str, Any]
 
@@ -34,9 +34,7 @@ SECRET_VALUES = {
 @cache
 def render(overlay: str) -> tuple[Json, ...]:
     """The documents of an overlay; they must not be changed."""
-    done = subprocess.run(
-        [KUBECTL, "kustomize", FOLDER / overlay], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = run_program([KUBECTL, "kustomize", FOLDER / overlay], timeout=60)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr  # kustomize warns of fields that are deprecated
     return tuple(document for document in yaml.safe_load_all(done.stdout) if document)

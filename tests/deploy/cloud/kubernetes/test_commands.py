@@ -17,6 +17,7 @@ from shared.pool_keys import read_pool_keys
 from tests.deploy.cloud.kubernetes.rendered import FOLDER, KUBECTL, SERVING, containers, of_kind, workloads
 from tests.documentation.blocks import blocks
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 Json = dict[str, Any]
 PAGE = ROOT / "docs/KUBERNETES.md"
@@ -88,14 +89,8 @@ def test_keys_and_certificates_are_made_as_written(tmp_path: Path) -> None:
     (tmp_path / "bin/tercet").write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m deploy "$@"\n')
     (tmp_path / "bin/tercet").chmod(0o755)
     path = f"{tmp_path}/bin:{KUBECTL.parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-ec", "\n".join(made)],
-        cwd=tmp_path,
-        env={"PATH": path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    done = run_program(
+        ["bash", "-ec", "\n".join(made)], cwd=tmp_path, env={"PATH": path, "HOME": str(tmp_path)}, timeout=60
     )
     assert done.returncode == 0, done.stderr
     secrets = [yaml.safe_load(file.read_text()) for file in sorted(tmp_path.glob("secrets-*"))]

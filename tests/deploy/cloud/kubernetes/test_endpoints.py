@@ -39,18 +39,19 @@ def host() -> str:
     )
 
 
-def test_the_command_prints_the_document_of_the_gateway(converted: Json) -> None:
+def test_the_command_prints_the_document_of_the_gateway_which_is_openapi_2(
+    gateway_document: Json, converted: Json
+) -> None:
     done = run_module("deploy.cloud.kubernetes.endpoints", "--host", host())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == converted
-
-
-def test_it_is_openapi_2(gateway_document: Json) -> None:
-    converted = endpoints_document(gateway_document, host(), "203.0.113.7")
-    OpenAPIV2SpecValidator(converted).validate()
-    assert converted["x-google-endpoints"] == [{"name": host(), "allowCors": True, "target": "203.0.113.7"}]
+    addressed = endpoints_document(gateway_document, host(), "203.0.113.7")
+    OpenAPIV2SpecValidator(addressed).validate()
+    assert addressed["x-google-endpoints"] == [{"name": host(), "allowCors": True, "target": "203.0.113.7"}]
     for segment in "/".join(converted["paths"]).split("/"):  # Cloud Endpoints takes parameters as whole segments only
         assert ("{" in segment) is (segment.startswith("{") and segment.endswith("}"))
+    with pytest.raises(ValueError, match="'https://a' is not a host name"):
+        endpoints_document(gateway_document, "https://a")
 
 
 def test_it_has_every_operation_but_those_for_operators(gateway_document: Json, converted: Json) -> None:
@@ -81,8 +82,3 @@ def test_the_key_of_the_gateway_is_added_by_the_proxy() -> None:
     [proxy] = [container for container in containers(template) if container["name"] == "endpoints"]
     assert "--add_request_header=authorization=Bearer $(GATEWAY_KEY)" in proxy["args"]
     assert environment("overlays/gke", template, proxy)["GATEWAY_KEY"]
-
-
-def test_a_wrong_host_is_named(gateway_document: Json) -> None:
-    with pytest.raises(ValueError, match="'https://a' is not a host name"):
-        endpoints_document(gateway_document, "https://a")

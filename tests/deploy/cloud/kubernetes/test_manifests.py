@@ -68,7 +68,7 @@ def test_every_document_fits_the_schema_of_kubernetes(version: str) -> None:
             kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_every_component_is_used_and_no_secret_is_in_the_folder() -> None:
+def test_every_component_is_used_images_have_a_version_and_no_secret_is_in_the_folder() -> None:
     used = {
         (path.parent / name).resolve()
         for path in FOLDER.glob("overlays/**/kustomization.yaml")
@@ -77,6 +77,8 @@ def test_every_component_is_used_and_no_secret_is_in_the_folder() -> None:
     assert used == {path.resolve() for path in (FOLDER / "components").iterdir()}
     for name in OVERLAYS:
         assert not of_kind(name, "Secret")
+        images = [container["image"] for _, template in workloads(name) for container in containers(template)]
+        assert all(re.search(r":([0-9]+(\.[0-9]+)+|fixed)$", image) for image in images), images
     for path in FOLDER.rglob("*"):
         text = "" if path.is_dir() or path.suffix == ".pyc" else path.read_text()
         assert "PRIVATE KEY" not in text
@@ -134,19 +136,17 @@ def test_files_of_settings_are_mounted(serving: str) -> None:
     assert template["spec"]["securityContext"]["fsGroup"] == 10001
 
 
-def test_the_grace_of_a_pod_is_longer_than_its_stop(serving: str) -> None:
+def test_the_grace_of_a_pod_is_longer_than_its_stop_and_a_stopping_gateway_is_not_ready_before_it_closes(
+    serving: str,
+) -> None:
     """D1: preStop + TERCET_DRAIN_S + TERCET_GRACE_S, and what the supervisor may need to kill what is left."""
     for name, (template, container, settings) in served(serving).items():
         pre_stop_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         stop_s = pre_stop_s + settings.server.drain_s + settings.server.grace_s + KILL_S
         assert template["spec"]["terminationGracePeriodSeconds"] > stop_s, name
-
-
-def test_a_stopping_gateway_is_not_ready_before_it_closes_its_listener(serving: str) -> None:
     _, container, settings = served(serving)["tercet-gateway"]
     probe = container["readinessProbe"]
-    noticed_s = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
-    assert settings.server.drain_s > noticed_s
+    assert settings.server.drain_s > probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
 
 
 def test_a_loading_pod_is_neither_ready_nor_restarted(serving: str) -> None:
@@ -254,14 +254,6 @@ def test_pods_have_no_privileges(serving: str) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_images_have_a_version(overlay: str) -> None:
-    for _, template in workloads(overlay):
-        for container in containers(template):
-            _, _, tag = container["image"].rpartition(":")
-            assert re.fullmatch(r"[0-9]+(\.[0-9]+)+|fixed", tag), container["image"]
-
-
 def test_workers_on_gpus_have_one_each() -> None:
     for name in ("overlays/gpu", "overlays/keda", "overlays/hpa", "overlays/gke", "overlays/gke-bucket"):
         template, container, settings = served(name)["tercet-workers"]
@@ -300,19 +292,16 @@ def test_autoscalers_agree_and_use_metrics_that_the_gateway_exports(make_gateway
     assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == autoscaler["behavior"]
 
 
-def test_a_worker_of_gke_fits_the_smallest_node_with_a_t4() -> None:
+def test_a_worker_of_gke_fits_the_smallest_node_with_a_t4_and_runs_on_it_with_gkes_drivers() -> None:
     """GKE reserves 6 % of a node's first core and 1 % of its second, and has pods of its own on each node.
 
-    Source: cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes.
+    Source: cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes; docs/GPU.md, whose code is
+    shared/gpu_builds.py: 7.5 is a T4.
     """
     for name in ("overlays/gke", "overlays/gke-bucket"):
         container = served(name)["tercet-workers"].container
         assert float(container["resources"]["requests"]["cpu"]) <= 2 - 0.06 - 0.01 - 0.5
         assert container["resources"]["requests"]["memory"] == "4Gi"  # of n1-standard-2: 7.5 GB
-
-
-def test_the_image_of_gke_runs_on_a_t4_with_the_drivers_that_gke_installs() -> None:
-    """docs/GPU.md, whose code is shared/gpu_builds.py: 7.5 is a T4."""
     build = yaml.safe_load((FOLDER / "cloudbuild.yaml").read_text())
     [step] = [step for step in build["steps"] if step["id"] == "cuda"]
     assert "TORCH_INDEX=${_TORCH_INDEX}" in step["args"]

@@ -14,6 +14,7 @@ import pytest
 from deploy.clients.npm import client_package
 from tests.deploy.cloud.kubernetes.rendered import of_kind
 from tests.e2e.harness import ROOT
+from tests.programs import run_program
 
 TOOLS = Path(__file__).with_name("tools.json")
 VALIDATE = """
@@ -35,7 +36,7 @@ def tools(request: pytest.FixtureRequest) -> Path:
 
 
 def run(folder: Path, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, input=text, capture_output=True, text=True, check=False, timeout=60)
+    return run_program(command, cwd=folder, input=text, timeout=60)
 
 
 def assert_succeeds(done: subprocess.CompletedProcess[str]) -> None:

@@ -34,8 +34,7 @@ START_S = 120.0
 class RayPool:
     """Tercet's application on a cluster of two nodes: the head, which the driver is connected to, and another."""
 
-    def __init__(self, base: Path, num_nodes: int, /, **settings: str) -> None:
-        self.num_nodes = num_nodes
+    def __init__(self, base: Path, /, **settings: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}{PREFIX}"
         self.key_path = base / "pool.key"
@@ -71,8 +70,7 @@ class RayPool:
                 "include_dashboard": False,
             },
         )
-        for _ in range(self.num_nodes - 1):
-            self.start_node()
+        self.start_node()
         ray.init(address=self.cluster.address, namespace="serve", log_to_driver=False, logging_level="WARNING")
         serve.start(proxy_location="EveryNode", http_options={"host": "127.0.0.1", "port": self.port})
 
@@ -122,9 +120,9 @@ class RayPool:
 
 
 @contextmanager
-def running_pool(base: Path, *, num_nodes: int = 2, **settings: str) -> Iterator[RayPool]:
-    """A cluster of one or two nodes without an application."""
-    pool = RayPool(base, num_nodes, **settings)
+def running_pool(base: Path, **settings: str) -> Iterator[RayPool]:
+    """A cluster of two nodes without an application."""
+    pool = RayPool(base, **settings)
     before = dict(os.environ)
     try:
         pool.start()

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from tests.e2e.harness import ROOT, Tercet, free_port, until
+from tests.programs import run_program
 from tests.tls import Certificate
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
@@ -93,9 +94,7 @@ def dashboard(tmp_path: Path) -> Iterator[str]:
 
 
 def serve(*arguments: object) -> str:
-    run = subprocess.run(
-        [BIN / "serve", *map(str, arguments)], capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
-    )
+    run = run_program([BIN / "serve", *map(str, arguments)], cwd=ROOT, timeout=120)
     return run.stdout + run.stderr
 
 

@@ -39,16 +39,13 @@ def containers(ray_service: dict[str, Any]) -> list[dict[str, Any]]:
     return [container for group in groups for container in group["template"]["spec"]["containers"]]
 
 
-def test_the_arguments_are_valid(ray_service: dict[str, Any]) -> None:
-    for config in (*documents("serve.yaml"), yaml.safe_load(ray_service["spec"]["serveConfigV2"])):
-        for application in config["applications"]:
-            assert parse_config(application["args"]).model == application["name"]
-            assert application["import_path"] == "deploy.cloud.ray.app:build"
-
-
-def test_the_manifest_serves_what_the_configuration_serves(ray_service: dict[str, Any]) -> None:
+def test_the_manifest_serves_what_the_configuration_serves_and_its_arguments_are_valid(
+    ray_service: dict[str, Any],
+) -> None:
     [config] = documents("serve.yaml")
     for application in config["applications"]:
+        assert parse_config(application["args"]).model == application["name"]
+        assert application["import_path"] == "deploy.cloud.ray.app:build"
         variables = application.pop("runtime_env")["env_vars"]
         for container in containers(ray_service):
             environment = {entry["name"]: entry["value"] for entry in container["env"]}

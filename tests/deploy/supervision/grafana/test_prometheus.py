@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.e2e.harness import ROOT, Tercet, free_port, running, until
+from tests.programs import run_program
 from tests.tls import Certificate
 
 GRAFANA = ROOT / "deploy/supervision/grafana"
@@ -187,5 +188,5 @@ def test_an_engine_failure_raises_its_alert_at_once(prometheus: Prometheus) -> N
     ],
 )
 def test_promtool_accepts_the_files(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run(["promtool", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_program(["promtool", *arguments], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
