@@ -22,8 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deploy.cloud.ray.config import RayConfig
-from deploy.cloud.ray.heartbeats import HEARTBEATS
-from deploy.cloud.ray.pool_state import REPORT_SILENCE_S, IngressLoad, PoolState
+from deploy.cloud.ray.pool_state import POOL, REPORT_SILENCE_S, IngressLoad
 from deploy.cloud.ray.replies import Acceptance, Refusal, refusal_of
 from shared import wire
 from shared.errors import (
@@ -80,7 +79,7 @@ class Ingress:
         self._generate = workers.generate.options(stream=True)
         self._tokenize = workers.tokenize
         self._queue_s = QUEUE_SHARE * settings.pool.ack_ms / 1e3
-        self._pool = PoolState(config.model.partition("=")[0])
+        self._model = config.model.partition("=")[0]
         self._num_streams = 0
         # Weak: what a client leaves before its response begins is never closed, only dropped.
         self._running: WeakSet[Any] = WeakSet()
@@ -91,13 +90,12 @@ class Ingress:
 
     async def report_worker(self, replica_id: str, state: bytes) -> None:
         """Called by every worker, about twice a second."""
-        HEARTBEATS.beat(replica_id)
-        self._pool.report_worker(replica_id, wire.decode_state(state), time.monotonic())
+        POOL.report_worker(replica_id, wire.decode_state(state), time.monotonic())
 
     async def report_ingress(self, replica_id: str, num_streams: int, num_running: int) -> None:
         """Called by every other ingress, about once a second."""
         if replica_id != self._name:  # what it knows of itself is newer
-            self._pool.report_ingress(replica_id, IngressLoad(num_streams, num_running), time.monotonic())
+            POOL.report_ingress(replica_id, IngressLoad(num_streams, num_running), time.monotonic())
 
     async def check_health(self) -> None:
         """Raises if this replica has to be replaced; Serve calls it regularly."""
@@ -172,10 +170,11 @@ class Ingress:
             SlotFull, BackPressureError, RayError: as `_start_branch`.
         """
         first = asyncio.ensure_future(anext(chunks))
-        silent, full_at = HEARTBEATS.silent(), time.monotonic() + self._queue_s
+        began = time.monotonic()
+        silent, full_at = POOL.silent(began), began + self._queue_s
         try:
             while not (await asyncio.wait({first}, timeout=FIRST_POLL_S))[0]:
-                if HEARTBEATS.silent() - silent:
+                if POOL.silent(time.monotonic()) - silent:
                     return None
                 # The reports are newer than at the start. Where there is room, the worker is only slow.
                 if time.monotonic() > full_at and self._is_full(others=1):
@@ -194,7 +193,7 @@ class Ingress:
                 reading = asyncio.ensure_future(anext(chunks, None))
                 try:
                     while not (await asyncio.wait({reading}, timeout=LOST_POLL_S))[0]:
-                        if HEARTBEATS.is_silent(head.worker, REPORT_SILENCE_S):
+                        if POOL.is_silent(head.worker, time.monotonic(), REPORT_SILENCE_S):
                             raise WorkerLost
                 finally:
                     reading.cancel()
@@ -239,15 +238,17 @@ class Ingress:
         return JSONResponse({"state": state}, 200 if state in {"live", "warm"} else 503)
 
     def _state(self) -> State:
-        now = time.monotonic()
-        self._pool.report_ingress(self._name, IngressLoad(self._num_streams, len(self._running)), now)
-        return self._pool.state(now)
+        return POOL.state(self._model, self._report_own())
 
     def _is_full(self, others: int = 0) -> bool:
         """Whether no worker has room, `others` branches of this ingress not counted."""
+        return POOL.is_full(self._report_own(others))
+
+    def _report_own(self, others: int = 0) -> float:
+        """The time of the report."""
         now = time.monotonic()
-        self._pool.report_ingress(self._name, IngressLoad(self._num_streams, len(self._running) - others), now)
-        return self._pool.is_full(now)
+        POOL.report_ingress(self._name, IngressLoad(self._num_streams, len(self._running) - others), now)
+        return now
 
     async def _report(self) -> None:
         while True:

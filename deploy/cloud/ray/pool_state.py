@@ -1,21 +1,28 @@
 """What an ingress knows of the pool: the reports of all workers and of all ingresses, and one `State` made of them.
 
 Pure: knows neither Ray nor HTTP, and is given the time.
+
+Ray takes 10 s and more to find that a node is gone, and until then its workers look idle. Workers report twice a
+second, so this finds it within two.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from deploy.cloud.ray.heartbeats import SILENCE_S
 from shared.protocol import SlotState, State
 
+# No branch is sent to a worker that has been silent for this time, as long as others are not.
+SILENCE_S = 2.0
 # Workers report twice a second, ingresses once. After this time without a report it does not count.
 REPORT_SILENCE_S = 5.0
+# Longer than Ray takes to find that a worker is gone.
+MEMORY_S = 300.0
 # The pool's state is the first of these that a worker has, so it is warm as soon as one worker is.
 _PRECEDENCE: tuple[SlotState, ...] = ("warm", "loading", "starting", "failed", "draining", "down")
 
@@ -28,10 +35,9 @@ class IngressLoad(Struct, frozen=True):
 
 
 class PoolState:
-    """The latest reports. Not thread-safe."""
+    """The latest reports. Not thread-safe but for `is_silent`."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._workers: dict[str, tuple[float, State]] = {}
         self._ingresses: dict[str, tuple[float, IngressLoad]] = {}
 
@@ -44,27 +50,38 @@ class PoolState:
     def report_ingress(self, replica_id: str, load: IngressLoad, now: float) -> None:
         self._ingresses[replica_id] = (now, load)
 
-    def state(self, now: float) -> State:
+    def is_silent(self, replica_id: str, now: float, limit_s: float = SILENCE_S) -> bool:
+        """Whether a worker has reported before, and not for `limit_s`."""
+        report = self._workers.get(replica_id)
+        return report is not None and now - report[0] > limit_s
+
+    def silent(self, now: float) -> frozenset[str]:
+        """The workers that are silent now."""
+        return frozenset(name for name in self._workers if self.is_silent(name, now))
+
+    def state(self, model: str, now: float) -> State:
         """The pool as one slot: `max_batch`, `in_flight` and `num_replicas` count the warm workers."""
         self._forget(now)
-        states = [state for _, state in self._workers.values()]
-        merged = merge(states) if states else State(state="starting", model=self._model, num_replicas=0)
+        states = [state for at, state in self._workers.values() if now - at <= REPORT_SILENCE_S]
+        merged = merge(states) if states else State(state="starting", model=model, num_replicas=0)
         return replace(merged, num_gateways=sum(load.num_streams for _, load in self._ingresses.values()))
 
     def is_full(self, now: float) -> bool:
         """Whether the ingresses together run as many branches as the warm workers compute, silent ones left out."""
         self._forget(now)
-        max_batch = sum(
-            state.max_batch
-            for reported_at, state in self._workers.values()
-            if state.state == "warm" and now - reported_at <= SILENCE_S
-        )
+        heard = (state for at, state in self._workers.values() if now - at <= SILENCE_S)
+        max_batch = sum(state.max_batch for state in heard if state.state == "warm")
         return 0 < max_batch <= sum(load.num_running for _, load in self._ingresses.values())
 
     def _forget(self, now: float) -> None:
-        for reports in (self._workers, self._ingresses):
-            for replica_id in [name for name, (at, _) in reports.items() if now - at > REPORT_SILENCE_S]:
+        reports: dict[str, tuple[float, Any]]
+        for reports, memory_s in ((self._workers, MEMORY_S), (self._ingresses, REPORT_SILENCE_S)):
+            for replica_id in [name for name, (at, _) in reports.items() if now - at > memory_s]:
                 del reports[replica_id]
+
+
+# Serve makes the router itself, in the process of the ingress, and passes it nothing: both find this here.
+POOL = PoolState()
 
 
 def merge(states: Sequence[State]) -> State:

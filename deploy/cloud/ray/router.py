@@ -7,12 +7,13 @@ Serve passes on as the request's session.
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
 from deploy.cloud.ray.documents import preferred
-from deploy.cloud.ray.heartbeats import HEARTBEATS
+from deploy.cloud.ray.pool_state import POOL
 
 
 class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package without checked types
@@ -29,9 +30,9 @@ class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package witho
         """
         if not candidate_replicas:
             return []
-        candidate_replicas = [
-            replica for replica in candidate_replicas if not HEARTBEATS.is_silent(replica.replica_id.unique_id)
-        ] or candidate_replicas
+        now = time.monotonic()
+        heard = [one for one in candidate_replicas if not POOL.is_silent(one.replica_id.unique_id, now)]
+        candidate_replicas = heard or candidate_replicas
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         if pending_request is None:
             return [two]

@@ -8,8 +8,7 @@ import pytest
 
 from deploy.cloud.ray.config import parse_config
 from deploy.cloud.ray.documents import preferred
-from deploy.cloud.ray.heartbeats import MEMORY_S, SILENCE_S, Heartbeats
-from deploy.cloud.ray.pool_state import REPORT_SILENCE_S, IngressLoad, PoolState
+from deploy.cloud.ray.pool_state import MEMORY_S, REPORT_SILENCE_S, SILENCE_S, IngressLoad, PoolState
 from shared.errors import StartError
 from shared.protocol import State
 
@@ -32,11 +31,11 @@ LOADING = State(state="loading", model="small", device="cpu", progress=0.5, max_
 
 
 def test_warm_workers_add_up_and_others_do_not() -> None:
-    pool = PoolState("small")
+    pool = PoolState()
     pool.report_worker("a", WARM, 0.0)
     pool.report_worker("b", WARM, 0.0)
     pool.report_worker("c", LOADING, 0.0)
-    state = pool.state(1.0)
+    state = pool.state("small", 1.0)
     assert (state.state, state.max_batch, state.in_flight, state.num_replicas) == ("warm", 8, 2, 2)
     assert (state.n_ctx, state.vocab_size, state.ms_per_token, state.memory_bytes) == (1024, 8, 10.0, 250)
     assert (state.pid, state.age, state.counters) == (0, 0, {"generated_tokens": 10.0})
@@ -52,47 +51,44 @@ def test_warm_workers_add_up_and_others_do_not() -> None:
     ],
 )
 def test_a_pool_is_warm_as_soon_as_one_worker_is(states: list[str], expected: str) -> None:
-    pool = PoolState("small")
+    pool = PoolState()
     for index, name in enumerate(states):
         pool.report_worker(str(index), State(state=name, model="small", max_batch=4), 0.0)  # type: ignore[arg-type]
-    assert (pool.state(0.0).state, pool.state(0.0).model) == (expected, "small")
+    assert (pool.state("small", 0.0).state, pool.state("small", 0.0).model) == (expected, "small")
 
 
-def test_a_worker_that_reports_no_more_does_not_count() -> None:
-    pool = PoolState("small")
+def test_a_worker_that_reports_no_more_does_not_count_and_different_weights_are_a_revision_of_their_own() -> None:
+    pool = PoolState()
     pool.report_worker("a", WARM, 0.0)
-    pool.report_worker("b", WARM, REPORT_SILENCE_S)
-    assert pool.state(REPORT_SILENCE_S + 1).max_batch == 4
-    assert pool.state(2 * REPORT_SILENCE_S + 1).state == "starting"
-
-
-def test_different_weights_are_a_revision_of_their_own() -> None:
-    pool = PoolState("small")
-    pool.report_worker("a", WARM, 0.0)
-    pool.report_worker("b", State(state="warm", model="small", revision="q", max_batch=4), 0.0)
-    assert pool.state(0.0).revision == "q+r"
+    pool.report_worker("b", State(state="warm", model="small", revision="q", max_batch=4), REPORT_SILENCE_S)
+    assert pool.state("small", REPORT_SILENCE_S).revision == "q+r"
+    assert (
+        pool.state("small", REPORT_SILENCE_S + 1).max_batch,
+        pool.state("small", REPORT_SILENCE_S + 1).revision,
+    ) == (4, "q")
+    assert pool.state("small", 2 * REPORT_SILENCE_S + 1).state == "starting"
 
 
 def test_a_pool_is_full_when_the_ingresses_together_fill_its_workers() -> None:
-    pool = PoolState("small")
+    pool = PoolState()
     assert not pool.is_full(0.0)  # nothing is known yet
     pool.report_worker("a", WARM, 0.0)
     pool.report_ingress("x", IngressLoad(num_streams=1, num_running=2), 0.0)
     assert not pool.is_full(0.0)
     pool.report_ingress("y", IngressLoad(num_streams=2, num_running=2), 0.0)
     assert pool.is_full(0.0)
-    assert pool.state(0.0).num_gateways == 3
+    assert pool.state("small", 0.0).num_gateways == 3
 
 
 def test_a_worker_that_has_fallen_silent_has_no_room() -> None:
     """Else branches would wait in vain for the room of a node that is lost, instead of being refused."""
-    pool = PoolState("small")
+    pool = PoolState()
     pool.report_worker("lost", WARM, 0.0)
     pool.report_worker("kept", WARM, 2.0)
     pool.report_ingress("x", IngressLoad(num_streams=1, num_running=WARM.max_batch), 2.0)
     assert not pool.is_full(2.0)
     assert pool.is_full(2.5)
-    assert pool.state(2.5).max_batch == 2 * WARM.max_batch  # its branches may still end
+    assert pool.state("small", 2.5).max_batch == 2 * WARM.max_batch  # its branches may still end
 
 
 def test_a_document_stays_where_it_is_when_another_worker_comes() -> None:
@@ -104,18 +100,18 @@ def test_a_document_stays_where_it_is_when_another_worker_comes() -> None:
 
 
 def test_a_worker_that_has_fallen_silent_is_known_until_ray_has_found_it() -> None:
-    now = 0.0
-    heartbeats = Heartbeats(lambda: now)
-    heartbeats.beat("a")
+    pool = PoolState()
+    pool.report_worker("a", WARM, 0.0)
     now = SILENCE_S + 0.1
-    heartbeats.beat("b")
-    assert heartbeats.silent() == frozenset({"a"})
-    assert not heartbeats.is_silent("c")
-    heartbeats.beat("a")
-    assert not heartbeats.silent()
-    now += MEMORY_S + 1
-    heartbeats.beat("b")
-    assert not heartbeats.is_silent("a")
+    pool.report_worker("b", WARM, now)
+    assert pool.silent(now) == frozenset({"a"})
+    assert not pool.is_silent("c", now)
+    pool.report_worker("a", WARM, now)
+    assert not pool.silent(now)
+    assert pool.state("small", now + MEMORY_S).state == "starting"
+    assert pool.is_silent("a", now + MEMORY_S)
+    pool.state("small", now + MEMORY_S + 1)
+    assert not pool.is_silent("a", now + MEMORY_S + 1)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,14 +45,14 @@ def test_a_branch_without_a_document_goes_to_one_of_two_workers() -> None:
 
 def test_a_silent_worker_is_left_out_while_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     from deploy.cloud.ray import router
-    from deploy.cloud.ray.heartbeats import SILENCE_S, Heartbeats
+    from deploy.cloud.ray.pool_state import SILENCE_S, PoolState
+    from tests.deploy.cloud.ray.test_pool_state import WARM
 
-    now = 0.0
-    heartbeats = Heartbeats(lambda: now)
-    monkeypatch.setattr(router, "HEARTBEATS", heartbeats)
+    pool = PoolState()
+    monkeypatch.setattr(router, "POOL", pool)
+    now = time.monotonic()
     for name in NAMES:
-        heartbeats.beat(name)
-    now = SILENCE_S + 1
+        pool.report_worker(name, WARM, now - SILENCE_S - 1)
     assert len(ranks("document")) == 2  # all are silent: the reports may be late
-    heartbeats.beat("b")
+    pool.report_worker("b", WARM, now)
     assert ranks("document") == [["b"], ["b"]]
