@@ -22,7 +22,7 @@ from rich.text import Text
 
 from deploy.terminal import json_lines, make_console
 from deploy.tuning.gpus import DEVICE_NODES, check_gpus, has_mps, list_gpus, query_gpus
-from deploy.tuning.load.machine import NOT_INSTALLED, versions
+from deploy.tuning.load.run import NOT_INSTALLED, versions
 from deploy.tuning.planning import count_gpus
 from shared import cpu_features
 from shared.errors import StartError

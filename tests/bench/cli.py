@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -203,56 +203,51 @@ def bench_writer(args: Namespace) -> None:
 
 def bench_typist(args: Namespace) -> None:
     """Keystroke savings: the share of keystrokes that a writer saves by accepting suggestions, by two rules."""
-    measure = _measure_savings
-    if args.openings:
-        measure = _sample_openings
-    elif args.stated:
-        measure = _compare_stated
-    elif args.keytype:
-        measure = _run_keytype
-    elif args.misspellings:
-        measure = _run_misspellings
-    models = args.models.split(",")
-    all_options = [_options(replace_namespace(args, models=model)) for model in models]
+    modes = {
+        "openings": _sample_openings,
+        "stated": _compare_stated,
+        "keytype": _run_keytype,
+        "misspellings": _run_misspellings,
+    }
+    measure = next((mode for name, mode in modes.items() if getattr(args, name)), _measure_savings)
+    all_options = [_options(Namespace(**{**vars(args), "models": model})) for model in args.models.split(",")]
     with _run("typist", args, is_one_worker=False) as (_, result):
-        measure(args, all_options, result)
+        for options in all_options:
+            measure(args, options, result)
+        if measure is _measure_savings:
+            result.notes.append(PUBLISHED)
 
 
-def _sample_openings(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
-    for options in all_options:
-        sample_openings(options, _fields(args.field), result, err)
+def _sample_openings(args: Namespace, options: Options, result: BenchDocument) -> None:
+    sample_openings(options, _fields(args.field), result, err)
 
 
-def _compare_stated(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+def _compare_stated(args: Namespace, options: Options, result: BenchDocument) -> None:
     rng = random.Random(args.seed)
     letters = [passage.text for passage in read_kind("letters", None, None, rng)]
     chosen = choose_places([[*_read_prose(args).values()], letters], args.stated, rng)
     cursors = [(place.text[: place.at], place.after, 0) for place in chosen]
-    for options in all_options:
-        result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result, err))
+    result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result, err))
 
 
-def _run_keytype(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+def _run_keytype(args: Namespace, options: Options, result: BenchDocument) -> None:
     files = [args.keytype / f"{suite}.jsonl" for suite in SUITES]
     if not all(map(Path.exists, files)):
         raise StartError(f"--keytype {args.keytype}: pass a folder with core.jsonl and edge.jsonl of KeyTypeBench.")
     cases = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
     contexts = [case["context"] for case in cases]
     cursors = [(context["beforeCursor"], trim_suffix(context["afterCursor"]), 0) for context in contexts]
-    fields = {**PREDICTIONS, "min_probability": args.min_probability}
-    for options in all_options:
-        answers = ask(options, cursors, fields, result, err)
-        result.rows += keytype_rows(options.models, cases, answers, args.min_usefulness)
+    answers = ask(options, cursors, {**PREDICTIONS, "min_probability": args.min_probability}, result, err)
+    result.rows += keytype_rows(options.models, cases, answers, args.min_usefulness)
 
 
-def _run_misspellings(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+def _run_misspellings(_: Namespace, options: Options, result: BenchDocument) -> None:
     cursors = [(context, "", 0) for context in [*(context for context, _ in MISSPELLED), *UNKNOWN]]
-    for options in all_options:
-        answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result, err)
-        result.rows.append(misspellings_row(options.models, answers))
+    answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result, err)
+    result.rows.append(misspellings_row(options.models, answers))
 
 
-def _measure_savings(args: Namespace, all_options: Sequence[Options], result: BenchDocument) -> None:
+def _measure_savings(args: Namespace, options: Options, result: BenchDocument) -> None:
     typist = TypistOptions(
         rules=args.rule,
         num_samples=args.samples,
@@ -263,10 +258,7 @@ def _measure_savings(args: Namespace, all_options: Sequence[Options], result: Be
         fields=_fields(args.field),
         idea_fields=_fields(args.idea_field),
     )
-    passages = _choose_texts(args)
-    for options in all_options:
-        TypistBench(options, typist, passages, err).run(result)
-    result.notes.append(PUBLISHED)
+    TypistBench(options, typist, _choose_texts(args), err).run(result)
 
 
 def _choose_texts(args: Namespace) -> list[Passage]:
@@ -348,10 +340,6 @@ def _write(result: object) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def replace_namespace(args: Namespace, **changes: Any) -> Namespace:
-    return Namespace(**{**vars(args), **changes})
 
 
 def _options(args: Namespace, *, is_one_worker: bool = True) -> Options:

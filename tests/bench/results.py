@@ -7,7 +7,6 @@ NAME -->` stands (`make docs`), or with `NAME; heading; heading` some of its col
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TypeAlias
@@ -19,6 +18,7 @@ from rich.text import Text
 from deploy.tuning.load.run import Document
 from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
+from tests.programs import run_program
 
 RESULTS = ROOT / "docs" / "results"
 # By heading, which has the unit. None: not measured.
@@ -55,9 +55,7 @@ def record(name: str, document: Document, rows: Sequence[Row]) -> None:
     described = f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB"
     versions = ", ".join(f"{package} {version}" for package, version in document.versions.items())
     busy = f"other processes used {machine.others_share_of_cores:.0%} of the cores"
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    commit = run_program(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, check=True).stdout.strip()
     result = Result(
         command=re.sub(r"/\S*/", "", document.command),  # of paths the last part, as anywhere
         model=document.model,
@@ -102,10 +100,10 @@ def read(name: str) -> Result:
     return msgspec.json.decode((RESULTS / f"{name}.json").read_bytes(), type=Result)
 
 
-def tables(rows: Sequence[Row], title: str = "") -> Iterator[Table]:
+def tables(rows: Sequence[Row]) -> Iterator[Table]:
     """The rows on a terminal: those that follow each other and have the same headings share a table."""
     for headings, own in groupby(rows, key=tuple):
-        found = Table(title=title)
+        found = Table()
         for heading in headings:
             found.add_column(heading)
         for row in own:

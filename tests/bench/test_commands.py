@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,12 @@ from typing import Any
 import pytest
 
 from deploy.tuning.load.server import ROOT
+from tests.programs import run_program
 
 
 def run(*arguments: str, code: int = 0) -> tuple[Any, str]:
     """The JSON document, which must be the only line on standard output, and the text on standard error."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_program([sys.executable, "-m", "tests.bench", *arguments], cwd=ROOT, timeout=280)
     assert done.returncode == code, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 1

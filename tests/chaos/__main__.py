@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from deploy.tuning.load.machine import command_line, describe, versions
+from deploy.tuning.load.run import command_line, describe, versions
 from tests.bench.results import RESULTS, Result
 from tests.chaos.measure import Context, Findings, Size
 from tests.chaos.registry import ROWS

@@ -70,8 +70,8 @@ def install_tools(directory: Path) -> None:
     install(directory, manifest, manifest)
 
 
-def imported(entries: Iterable[str], folder: Path = STATIC) -> list[str]:
-    """The names of these modules and of all that they import from the same folder, types included; sorted.
+def imported(entries: Iterable[str]) -> list[str]:
+    """The names of these modules of the page and of all that they import, types included; sorted.
 
     Raises:
         FileNotFoundError: one of them does not exist.
@@ -82,7 +82,7 @@ def imported(entries: Iterable[str], folder: Path = STATIC) -> list[str]:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += re.findall(r'"\./([\w.-]+\.js)"', (folder / name).read_text("utf-8"))
+            waiting += re.findall(r'"\./([\w.-]+\.js)"', (STATIC / name).read_text("utf-8"))
     return sorted(found)
 
 

@@ -32,7 +32,7 @@ SHOWN_LOG_CHARS = 3000
 SERVE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
-os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy", "serve", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-P", "-m", "deploy", "serve"])
 """
 
 
@@ -42,11 +42,10 @@ class Server:
     `first_start_s` is the age of the first slot's worker when it was warm, by the kernel's clock.
     """
 
-    def __init__(self, models: str, settings: Mapping[str, str], root: Path = ROOT, role: str | None = None) -> None:
+    def __init__(self, models: str, settings: Mapping[str, str], root: Path = ROOT) -> None:
         """
         Args:
             models: the value of `TERCET_MODELS`.
-            role: "gateway" or "workers", to start one pool alone.
             root: the checkout to serve, this one or another.
             settings: further settings by lower-case name, like {"dtype": "fp32"}. The caller's TERCET_ variables are
                 ignored, so that the result document lists all settings in effect.
@@ -64,13 +63,12 @@ class Server:
             # What the caller's has besides: the packages of a machine where none can be installed.
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
         }
-        self._options = ["--role", role] if role else []
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=10)
 
     def __enter__(self) -> Self:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", SERVE, *self._options],
+                [sys.executable, "-P", "-c", SERVE],
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -12,8 +12,7 @@ from deploy.terminal import json_lines, labelled
 from deploy.tuning.load.run import Document, doubts, print_notes
 from deploy.tuning.tune.results import Candidate, Figures, Measurement
 from deploy.tuning.tune.search import MAX_STABLE_SHARE, Goal
-from deploy.tuning.tune.trial import Trial
-from deploy.tuning.tune.tuning import Result
+from deploy.tuning.tune.trial import Result, Trial
 from shared.errors import StartError
 
 

@@ -1,15 +1,25 @@
-"""Serves a candidate plan and puts it under load: a real `tercet serve`, with its clients in this process."""
+"""Serves candidate plans until one can be recommended: each is a real `tercet serve` under load, with its clients in
+this process. Does not know how results are shown.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rich.console import Console
+
+from deploy.terminal import labelled
 from deploy.tuning.load.clients import LOOPBACK, Clients
+from deploy.tuning.load.run import progress
 from deploy.tuning.load.server import Server
 from deploy.tuning.load.workload import Workload
 from deploy.tuning.tune.results import Candidate, Figures, Load, Measurement
+from deploy.tuning.tune.search import Choice, Goal, Search, Space, choose, next_final
+from deploy.tuning.tune.state import State
+from shared.errors import StartError
 from shared.process import proportional_set_size
 from shared.setting_values import ModelSpec
 from workers.checkpoints.resolve import Checkpoint
@@ -18,6 +28,7 @@ OnTurn = Callable[[str], None]
 # Arrivals are random: an open loop needs more time than a closed one for a mean that can be relied on.
 OPEN_LOOP_FACTOR = 2.0
 SEED = 1
+START_ESTIMATE_S = 20.0  # of a server; with the first candidates there is nothing better
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,63 @@ class Trial:
         if load.clients:
             return Figures.of(load, clients.send_for(load.clients, self.seconds))
         return Figures.of(load, clients.send_at_rate(load.rate_qps, self.seconds * OPEN_LOOP_FACTOR))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        num_passes: how often each plan was measured.
+        left_out: triples of what happened, the plan, and why.
+        chosen: None if no plan meets the goal.
+        is_complete: the search ended by itself, not with its budget.
+    """
+
+    plans: dict[Candidate, Measurement]
+    num_passes: dict[Candidate, int]
+    left_out: list[tuple[str, Candidate, str]]
+    chosen: Choice | None
+    is_complete: bool
+
+
+def find_plan(trial: Trial, space: Space, goal: Goal, state: State, budget_s: float, console: Console) -> Result:
+    """Measure candidates until the search is complete or the budget is spent, and choose one.
+
+    Every result is kept in the state file, so that a run can be interrupted anywhere.
+    """
+    deadline_s = time.monotonic() + budget_s
+    longest_s = START_ESTIMATE_S + trial.duration_s  # of a candidate
+    while True:
+        outcomes = state.outcomes
+        search = Search(space, outcomes, goal)
+        candidate, stage = search.next, search.stage
+        if candidate is None:
+            candidate, stage = next_final(outcomes, state.num_passes, goal), "The best two again"
+        if candidate is None:
+            break
+        if outcomes and time.monotonic() + longest_s > deadline_s:
+            search.pruned[candidate] = "--budget is spent; the same command continues"
+            break
+        started_s = time.monotonic()
+        with progress(console, f"{stage}: {candidate}", 1 + len(trial.loads)) as turn:
+            try:
+                measurement = trial.measure(candidate, turn)
+            except StartError as error:
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                reason = " … ".join(dict.fromkeys((lines[0], lines[-1])))
+                state.add(candidate, failure=reason)
+                console.print(labelled("✗", "red", f"{candidate}: {reason}"))
+                continue
+        state.add(candidate, measurement=measurement)
+        longest_s = max(longest_s, time.monotonic() - started_s)
+        console.print(labelled("✓", "green", f"{candidate}: {measurement}"))
+    plans = {one: outcome for one, outcome in outcomes.items() if not isinstance(outcome, str)}
+    left_out = [("Not served", one, outcome) for one, outcome in outcomes.items() if isinstance(outcome, str)]
+    left_out += [
+        ("Not measured again" if one in plans else "Left out", one, reason) for one, reason in search.pruned.items()
+    ]
+    return Result(plans, state.num_passes, left_out, choose(outcomes, goal), is_complete=candidate is None)
 
 
 def _pss_bytes(pid: int) -> int:

@@ -26,8 +26,7 @@ from deploy.tuning.planning import find_devices, resolve_models, revision_of
 from deploy.tuning.tune.report import comments, encode_result, environment, notes, print_result, unmet
 from deploy.tuning.tune.search import Goal, Space
 from deploy.tuning.tune.state import State, code_digest, run_key
-from deploy.tuning.tune.trial import Trial
-from deploy.tuning.tune.tuning import find_plan
+from deploy.tuning.tune.trial import Trial, find_plan
 from shared.cpu_features import num_cores
 from shared.errors import StartError
 from shared.free_memory import free_bytes

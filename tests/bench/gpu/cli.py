@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from deploy.tuning.gpus import list_gpus
-from deploy.tuning.load import machine
+from deploy.tuning.load import run as frame
 from shared.errors import StartError
 from tests.bench.gpu import summary
 from tests.bench.gpu.context import Context
@@ -47,7 +47,7 @@ def bench_gpu(args: Namespace) -> int:
 
     def write_summary() -> tuple[dict[str, Any], Path]:
         results = {stage.name: result for stage in stages if (result := stored(context, stage.name)) is not None}
-        found = summary.document(results, stages, machine.command_line())
+        found = summary.document(results, stages, frame.command_line())
         return found, summary.write(context.out, found)
 
     def report(result: StageResult) -> None:

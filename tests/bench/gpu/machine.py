@@ -12,7 +12,7 @@ import torch
 from structlog.testing import capture_logs
 
 from deploy.tuning.gpus import query_gpus
-from deploy.tuning.load import machine
+from deploy.tuning.load import run as frame
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
 from tests.bench.gpu.steps import time_replays
@@ -43,7 +43,7 @@ def _driver() -> dict[str, Any]:
 
 def _versions() -> dict[str, Any]:
     return {
-        **machine.versions(("transformers", "triton", "cuda-bindings", "numpy")),
+        **frame.versions(("transformers", "triton", "cuda-bindings", "numpy")),
         "cuda_of_torch": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
         "tools": {name: shutil.which(name) for name in TOOLS},

@@ -54,7 +54,6 @@ STAGES = {
         Stage("A", "prefill", "decode:run_prefill", 40),  # prefill program
         Stage("A", "request", "requests:run", 80),  # whole request against three generate calls, bf16; with pauses
         Stage("A", "seeds", "seeds:run", 80),  # same seed alone and among 48
-        Stage("A", "profile", "profiles:run", 50),  # kernels and µs per replay
         Stage("A", "products", "seeds:run_plain", 50),  # plain torch: seeds and steps
         Stage("A", "pinned", "seeds:run_plain", 50, environment=PINS),  # the same with cuBLAS pinned
         Stage("B", "faults", "starts:run_faults", 60),  # a worker that is killed, and one whose device fails

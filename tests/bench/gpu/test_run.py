@@ -101,7 +101,7 @@ def test_stages_with_servers_and_tools_run_as_far_as_a_cpu_allows(
 def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -> None:
     """SIGTERM in the middle of a stage; the second run measures what is missing, and nothing else."""
     out = tmp_path / "out"
-    first = start(out, "--only", "decode,profile")
+    first = start(out, "--only", "decode,prefill")
     deadline = time.monotonic() + WAIT_S
     while len(rows_of(out, "decode")) < ENOUGH_ROWS and time.monotonic() < deadline and first.poll() is None:
         time.sleep(0.02)
@@ -115,7 +115,7 @@ def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -
     assert len(cut_off.rows) >= ENOUGH_ROWS
     assert json.loads((out / "gpu-results.json").read_bytes())["stages"]["decode"]["state"] == "partial"
 
-    second = start(out, "--only", "decode,profile")
+    second = start(out, "--only", "decode,prefill")
     output, log = second.communicate(timeout=WAIT_S)
     assert second.returncode == 0, log
     document = json.loads(output)
@@ -128,5 +128,5 @@ def test_a_run_that_is_cut_off_keeps_its_rows_and_is_continued(tmp_path: Path) -
     for row in decode["rows"].values():
         assert row["times_floor"] == pytest.approx(row["step_us"] / row["floor_us"], rel=0.01)
     assert document["is_rehearsal"]
-    assert document["stages"]["profile"]["state"] == "done"
+    assert document["stages"]["prefill"]["state"] == "done"
     assert "## Broken\n\n- nothing\n" in (out / "summary.md").read_text()

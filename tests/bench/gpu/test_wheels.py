@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.bench.gpu.gpu_tests import gpu_test_files
 from tests.bench.gpu.wheels import MISSING, PRESENT
+from tests.programs import run_program
 
 ROOT = Path(__file__).parents[3]
 # What the stages' processes, servers and clients import, whatever imports it.
@@ -72,13 +72,10 @@ def test_a_bare_machine_with_the_wheels_can_import_all_that_a_run_imports() -> N
     tests = [path.removesuffix(".py").replace("/", ".") for path in gpu_test_files(ROOT)]
     assert tests, "no test is marked gpu"
     modules = [*MODULES, *stages, *tests, "tests.conftest", "pytest_timeout"]
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", BARE, json.dumps([(*PRESENT, *MISSING), modules])],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr

@@ -32,13 +32,13 @@ PRESENT = (
 )
 
 
-def requirements(root: Path = ROOT) -> str:
+def requirements() -> str:
     """The pins of MISSING with their hashes, as a file of pins.
 
     Raises:
         KeyError: a package has no pin.
     """
-    text = "".join((root / name).read_text("utf-8") for name in PINS)
+    text = "".join((ROOT / name).read_text("utf-8") for name in PINS)
     entries = {
         re.split(r"[=\[\s]", entry)[0].lower(): entry for entry in re.split(r"^(?=\S)", text, flags=re.MULTILINE)
     }

@@ -19,20 +19,21 @@ from tests.bench.quality.writers import (
 )
 
 LATENCY_MS = 12.0
+LISTED = {4: ["When", "Then they left."], 9: ["x", "they left."]}
 TEXT = "the old man looked at the sea " * 100
 
 
-def passage(text: str, end: int | None = None) -> Passage:
-    return Passage("f", text, 0, len(text) if end is None else end)
+def passage(text: str) -> Passage:
+    return Passage("f", text, 0, len(text))
 
 
 def answers(by_position: dict[int, list[str]], latency_ms: float = LATENCY_MS) -> Suggest:
     return lambda position: Answer(tuple(by_position.get(position, [])), latency_ms)
 
 
-def following(text: str, num_characters: int = 100) -> Suggest:
+def following(text: str) -> Suggest:
     """Always right: the text itself."""
-    return lambda position: Answer((text[position : position + num_characters],), LATENCY_MS)
+    return lambda position: Answer((text[position:],), LATENCY_MS)
 
 
 def test_literature_charges_one_key_for_any_place_and_gives_the_space() -> None:
@@ -53,11 +54,22 @@ def regular_rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("regular_rhythm")
-def test_page_takes_only_what_has_been_visible_for_200_ms() -> None:
-    """ "the sea" is on show from 0 on: "t" is typed, then Tab takes "he sea": 2 keys. What is on show from 1 on could
-    be taken at 2, but does not hold there: 7 keys."""
-    assert PageWriter()(passage("the sea"), following("the sea"), 1).num_keys == 2
-    assert PageWriter()(passage("the sea"), answers({1: ["hey"]}), 1).num_keys == 7
+@pytest.mark.parametrize(
+    ("text", "suggest", "writer", "num_shown", "num_keys"),
+    [
+        # On show from 0 on: "t" is typed, then Tab takes "he sea".
+        ("the sea", following("the sea"), PageWriter(), 1, 2),
+        # On show from 1 on, it could be taken at 2, but does not hold there.
+        ("the sea", answers({1: ["hey"]}), PageWriter(), 1, 7),
+        # From the list, at a pause only.
+        ("So. Then they left.", answers(LISTED), PageWriter(think=answers({})), 2, 4 + 2),
+        ("So. Then they left.", answers(LISTED), PageWriter(), 2, 4 + 3),
+    ],
+)
+def test_page_takes_only_what_has_been_visible_for_200_ms(
+    text: str, suggest: Suggest, writer: PageWriter, num_shown: int, num_keys: int
+) -> None:
+    assert writer(passage(text), suggest, num_shown).num_keys == num_keys
 
 
 @pytest.mark.usefixtures("regular_rhythm")
@@ -65,11 +77,11 @@ def test_page_holds_back_what_saves_little_until_an_estimate_says_more() -> None
     """Of "the sea" and a minimum of 1: what is held back at 0 stays so; at 3 another estimate shows it, a key later it
     is taken. An acceptance changes nothing."""
 
-    def keys(usefulness: dict[int, float], text: str = "the sea") -> int:
+    def keys(usefulness: dict[int, float]) -> int:
         def suggest(at: int) -> Answer:
-            return Answer((text[at:],), LATENCY_MS, (usefulness[at],)) if at in usefulness else Answer()
+            return Answer(("the sea"[at:],), LATENCY_MS, (usefulness[at],)) if at in usefulness else Answer()
 
-        return PageWriter(1)(passage(text), suggest, 1).num_keys
+        return PageWriter(1)(passage("the sea"), suggest, 1).num_keys
 
     assert (keys({0: 1.0}), keys({0: 0.5}), keys({0: 0.5, 3: 1.0}), keys({0: 0.5, 3: 0.9})) == (2, 7, 5, 7)
 
@@ -131,14 +143,6 @@ def test_page_lists_the_other_ideas_where_the_writer_thinks() -> None:
     assert (usage.num_pauses_shown, usage.num_pauses_taken) == (1, 1)
 
 
-@pytest.mark.usefixtures("regular_rhythm")
-def test_page_takes_others_from_the_list_at_a_pause_only() -> None:
-    text = "So. Then they left."
-    suggested = {4: ["When", "Then they left."], 9: ["x", "they left."]}
-    assert PageWriter(think=answers({}))(passage(text), answers(suggested), 2).num_keys == 4 + 2
-    assert PageWriter()(passage(text), answers(suggested), 2).num_keys > 4 + 2
-
-
 @pytest.mark.parametrize(
     ("text", "at", "ms"),
     [("He left. She", 9, 3000), ("He left, and", 9, 1800), ('"Oh!" he', 6, 3000), ("a\nb", 2, 3000), ("a b", 2, 0)],
@@ -163,15 +167,9 @@ def test_an_idea_ends_with_its_first_sentence(text: str, sentence: str) -> None:
 
 
 @pytest.mark.usefixtures("regular_rhythm")
-def test_page_counts_moments_with_another_guess() -> None:
-    """ "the sea": "them" leaves with the space, and "see" takes its place; nothing follows that."""
-    usage = PageWriter()(passage("the sea"), answers({0: ["them"], 4: ["see"]}), 1)
-    assert usage.num_changed == 1
-
-
-@pytest.mark.usefixtures("regular_rhythm")
-def test_right_when_shown_counts_moments_at_which_all_of_the_first_suggestion_comes_next() -> None:
-    """ "the sea" is right, and so is what is left of it; "isle" is not."""
+def test_page_counts_moments_with_another_guess_and_those_at_which_all_of_the_first_one_comes_next() -> None:
+    """ "them" leaves with the space, and "see" takes its place. "the sea" is right, and so is what is left of it."""
+    assert PageWriter()(passage("the sea"), answers({0: ["them"], 4: ["see"]}), 1).num_changed == 1
     usage = PageWriter()(passage("the sea is"), answers({0: ["the sea"], 8: ["isle"]}), 1)
     assert (usage.num_moments_shown, usage.num_moments_right) == (4, 2)
     assert (comes_next("the se", "the sea", 0), comes_next("the sea", "the sea", 0)) == (False, True)

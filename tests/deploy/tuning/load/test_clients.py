@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from deploy.tuning.load.workload import W
 from gateway.api.schema import AutocompleteResponse, Sentence
 from shared.errors import StartError
 from tests.bench.rounds import raise_for_status
+from tests.gateway.pool.helpers import port_of, respond, serving_requests
 from workers.checkpoints.resolve import resolve
 
 
@@ -51,37 +51,24 @@ ANSWER = msgspec.json.encode(
     )
 )
 
+STREAM = b"event: done\ndata: " + ANSWER + b"\n\n"
+
 
 @contextmanager
 def gateway(bodies: list[dict[str, Any]], delay_s: float = 0.0) -> Iterator[int]:
     """A port that answers requests with `ANSWER` after a delay, but breaks the connection for the context "break"."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(connection: socket.socket, request: bytes) -> None:
+        body = json.loads(request.partition(b"\r\n\r\n")[2])
+        bodies.append(body)
+        if body["context"] == "break":
+            return
+        time.sleep(delay_s)
+        kind, data = ("text/event-stream", STREAM) if body.get("stream") else ("application/json", ANSWER)
+        respond(connection, 503 if body["context"] == "busy" else 200, data, {"Content-Type": kind})
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            bodies.append(body)
-            if body["context"] == "break":
-                self.close_connection = True
-                return
-            data = b"event: done\ndata: " + ANSWER + b"\n\n" if body.get("stream") else ANSWER
-            time.sleep(delay_s)
-            self.send_response(503 if body["context"] == "busy" else 200)
-            self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    with serving_requests(answer) as server:
+        yield port_of(server)
 
 
 def test_a_reply_is_read_from_the_gateways_response() -> None:

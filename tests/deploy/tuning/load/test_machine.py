@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from deploy.tuning.load.machine import busy_s
+from deploy.tuning.load.run import busy_s
 
 
 def test_busy_time_leaves_out_idle_and_iowait() -> None:

@@ -13,8 +13,7 @@ from deploy.tuning.load.workload import W
 from deploy.tuning.tune.report import comments, environment, table, unmet
 from deploy.tuning.tune.results import Candidate, Load
 from deploy.tuning.tune.search import Choice, Goal
-from deploy.tuning.tune.trial import Trial
-from deploy.tuning.tune.tuning import Result
+from deploy.tuning.tune.trial import Result, Trial
 from shared.setting_values import ModelSpec
 from shared.settings import Settings
 from tests.deploy.tuning.tune.figures import candidate, figures, measurement

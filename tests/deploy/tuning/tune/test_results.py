@@ -33,13 +33,6 @@ def test_passes_are_merged() -> None:
     assert found.worker_bytes == 3 * MIB
 
 
-def test_the_open_loop_is_the_row_at_the_load() -> None:
-    found = measurement(at_load=figures(Load(rate_qps=12.5), 12.4, 80))
-    assert found.at_load.mean_ms == 80
-    assert [row.load.clients for row in found.closed] == [1, 2, 4, 8]
-    assert found.capacity_qps == 40
-
-
 def test_a_candidates_settings_and_name() -> None:
     on_cpu, on_gpus = Candidate(("cpu",), 2, 1, 48, "auto"), Candidate(("cuda:0", "cuda:1"), 1, 0, 24, "spread")
     assert on_cpu.settings() == {"devices": "cpu", "cpu_threads": "1", "max_batch": "48", "placement": "auto"}

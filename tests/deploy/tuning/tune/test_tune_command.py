@@ -17,6 +17,7 @@ from deploy.cli import cli
 from shared.errors import StartError
 from shared.settings import Settings
 from tests.e2e.harness import ROOT, until
+from tests.programs import run_program
 from tests.workers.engine.cuda.fake_cuda import process_environment
 
 QUICK = ("--quick", "--model", "embedded", "--clients", "1,2", "--max-workers", "1")
@@ -28,14 +29,7 @@ def environ(**settings: str) -> dict[str, str]:
 
 
 def tune(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "deploy", "tune", *arguments],
-        cwd=ROOT,
-        env=environ(**settings),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_program([sys.executable, "-m", "deploy", "tune", *arguments], cwd=ROOT, env=environ(**settings))
 
 
 @pytest.mark.parametrize(
