@@ -53,7 +53,7 @@ export class Documents {
   /** @type {(document: TextDocument) => void} */
   #onChange = () => {};
   /** @type {() => void} */
-  #onSaved = () => {};
+  #onUpdate = () => {};
 
   /** Read all documents. Takes over what earlier versions of the page, and this page as it was left, wrote to localStorage. */
   async open() {
@@ -79,11 +79,11 @@ export class Documents {
   /**
    * @param {object} listeners
    * @param {(document: TextDocument) => void} listeners.changed  Called when another window has written a document.
-   * @param {() => void} listeners.saved  Called when `isSaved` may have changed.
+   * @param {() => void} listeners.updated  Called when `list` or `isSaved` may have changed, except by the caller.
    */
-  watch({ changed, saved }) {
+  watch({ changed, updated }) {
     this.#onChange = changed;
-    this.#onSaved = saved;
+    this.#onUpdate = updated;
   }
 
   /** All documents, the last changed first. @returns {TextDocument[]} */
@@ -120,10 +120,14 @@ export class Documents {
     void this.#saveUnsaved();
   }
 
-  /** Read the stored version again, since a window that was suspended may have missed a message. @param {string} id */
+  /**
+   * Read what is stored again. A window that was suspended may have missed a message, and one that was closed may not have
+   * sent it.
+   * @param {string} [id]  Of the only document to read. Default: all.
+   */
   async refresh(id) {
-    const stored = await this.#transact((store) => store.get(id)).catch(() => undefined);
-    if (stored) this.#follow({ written: stored });
+    const stored = await this.#transact((store) => store.getAll(id)).catch(() => []);
+    for (const written of stored) this.#follow({ written });
   }
 
   /** Whether the browser keeps every document when the page is closed. */
@@ -146,7 +150,7 @@ export class Documents {
       else this.#channel.postMessage({ stored: { id: document.id, versions: document.versions } });
     }
     for (const id of this.#refused) if (!this.#unsaved.has(id)) this.#refused.delete(id);
-    this.#onSaved();
+    this.#onUpdate();
   }
 
   /**
@@ -191,17 +195,15 @@ export class Documents {
   #follow(message) {
     if ("removed" in message) {
       this.#documents.delete(message.removed);
-      return;
+    } else {
+      const version = "stored" in message ? message.stored : message.written;
+      const known = this.#documents.get(version.id);
+      if (known && contains(known, version)) return;
+      if ("stored" in message) return void this.refresh(version.id);
+      this.#documents.set(version.id, message.written);
+      this.#onChange(message.written);
     }
-    if ("stored" in message) {
-      const known = this.#documents.get(message.stored.id);
-      if (!known || !contains(known, message.stored)) void this.refresh(message.stored.id);
-      return;
-    }
-    const { written } = message;
-    const known = this.#documents.get(written.id);
-    if (!known || !contains(known, written)) this.#documents.set(written.id, written);
-    this.#onChange(written);
+    this.#onUpdate();
   }
 
   #leave() {

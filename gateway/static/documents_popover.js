@@ -93,6 +93,7 @@ export class DocumentsPopover {
       if (event.newState !== "open") return;
       this.#openDocument.save();
       this.#renderList();
+      void this.#documents.refresh();
     });
     this.#popover.addEventListener("click", ({ target }) => {
       const button = target instanceof Element ? target.closest("button") : null;
@@ -162,7 +163,11 @@ export class DocumentsPopover {
     const current = this.#openDocument.document; // a new one is not stored yet
     const others = this.#documents.list().filter(({ id, text }) => text && id !== current.id);
     const documents = [current, ...others].sort((a, b) => b.changedMs - a.changedMs);
+    const focused = /** @type {HTMLButtonElement|null} */ (this.#list.querySelector(":focus"));
+    const id = focused?.closest("li")?.dataset.id;
     this.#list.replaceChildren(...documents.map((document) => renderItem(document, document === current)));
+    const again = this.#list.querySelector(`[data-id="${id}"] [value="${focused?.value}"]`);
+    if (again instanceof HTMLElement) again.focus();
   }
 }
 

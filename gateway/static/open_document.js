@@ -31,7 +31,7 @@ export class OpenDocument {
    * @param {object} options
    * @param {Documents} options.documents
    * @param {import("./text_editor.js").TextEditor} options.editor
-   * @param {() => void} options.show  Called after another document was opened, and after each save.
+   * @param {() => void} options.show  Called when the open document, the list or what is saved has changed.
    * @param {(message: string) => void} options.notify  Shows a message to the writer.
    */
   constructor({ documents, editor, show, notify }) {
@@ -39,7 +39,7 @@ export class OpenDocument {
     this.#editor = editor;
     this.#show = show;
     this.#notify = notify;
-    documents.watch({ changed: (document) => this.#receive(document), saved: show });
+    documents.watch({ changed: (document) => this.#receive(document), updated: show });
     addEventListener("pagehide", () => this.save());
     // A window in the background may have been suspended while another one wrote.
     addEventListener("focus", () => this.#catchUp());

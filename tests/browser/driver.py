@@ -19,11 +19,11 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Route, expect
 
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import PATIENCE_S, Tercet, until
 
 OPENING = "The old man looked at the sea and"  # the model is sure of no next word: ideas come at a pause
 SURE = f"{OPENING} shook his"  # " head" follows
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 1000 * PATIENCE_S
 MIN_VISIBLE_MS = 250  # a suggestion can be accepted after 200 ms (completer.js)
 PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 # In Firefox, Playwright adds a style before each screenshot, which the pages' policy blocks: the digest in that error.
@@ -112,7 +112,7 @@ class Editor(ObservedPage):
     def wait_until_ready(self) -> None:
         """Wait until the page has opened the document, which focuses the text, and knows that the server is ready."""
         expect(self.text).to_be_focused()
-        until(lambda: "ready" in self.status.inner_text(), 10, "the page's health check")
+        until(lambda: "ready" in self.status.inner_text(), PATIENCE_S, "the page's health check")
 
     def reload(self) -> None:
         """Reload the page and wait until it has opened the document, which focuses the text."""
@@ -146,11 +146,13 @@ class Editor(ObservedPage):
             self.status.inner_text()  # Playwright delivers request events only during a call
             return len(self.requests) >= num_requests
 
-        until(has_sent, 10, f"{num_requests} requests")
+        until(has_sent, PATIENCE_S, f"{num_requests} requests")
 
     def wait_for_response(self) -> list[str]:
         """Wait until the settings show the latency of a complete response; returns the suggestions."""
-        until(lambda: re.fullmatch(r"[\d,]+ ms", self.latency.text_content() or ""), 10, "the complete response")
+        until(
+            lambda: re.fullmatch(r"[\d,]+ ms", self.latency.text_content() or ""), PATIENCE_S, "the complete response"
+        )
         expect(self.options.first).to_be_visible()
         self.page.wait_for_timeout(MIN_VISIBLE_MS)
         return self.suggestions

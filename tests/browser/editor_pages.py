@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import ConsoleMessage, Page, Request, expect
 
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 SOURCES = Path(__file__).with_name("editors")
 EDITORS = ("textarea", "codemirror", "prosemirror")
@@ -72,7 +72,7 @@ class EditorPage:
 
     def _wait_until(self, condition: Callable[[], object], what: str) -> None:
         # Playwright delivers events only during a call.
-        until(lambda: (self.page.title(), condition())[1], 10, what)
+        until(lambda: (self.page.title(), condition())[1], PATIENCE_S, what)
 
     @property
     def value(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, Editor, answer_with, violations
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import PATIENCE_S, Tercet, until
 
 OpenPage = Callable[..., Editor]
 
@@ -155,7 +155,7 @@ def test_the_first_three_ghost_texts_name_their_key(open_page: OpenPage) -> None
     def hint(editor: Editor, number: int) -> str:
         answer_with(editor.page, f" number {number}")
         editor.type("It is")
-        until(lambda: editor.ghost_text, 10, "ghost text")
+        until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
         editor.page.wait_for_timeout(MIN_VISIBLE_MS)
         assert violations(editor.page) == []
         content = str(editor.ghost.evaluate("ghost => getComputedStyle(ghost, '::after').content"))

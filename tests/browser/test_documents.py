@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Dialog, Error, Locator, Page, expect
 
 from tests.browser.driver import PHONE, Editor, violations
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
 LONG = "".join(f"Line {number} of a long text that goes on for a while.\n" for number in range(4000))
@@ -62,7 +62,12 @@ def stored(editor: Editor) -> list[str]:
 
 
 def until_stored(editor: Editor, texts: list[str]) -> None:
-    until(lambda: stored(editor) == texts, 10, f"{texts} are stored, not {stored(editor)}")
+    until(lambda: stored(editor) == texts, PATIENCE_S, f"{texts} are stored, not {stored(editor)}")
+
+
+def store_as_another(page: Page, changes: dict[str, Any], age_ms: int = 0, *, is_said: bool) -> None:
+    """Store the only document, with changes, as a window does, which may be closed before it says so to the others."""
+    page.evaluate(STORE, [changes, age_ms, is_said])
 
 
 STORED = """() => new Promise((resolve, reject) => {
@@ -74,6 +79,19 @@ STORED = """() => new Promise((resolve, reject) => {
         request.onerror = () => reject(request.error);
     };
 })"""
+
+
+STORE = """async ([changes, ageMs, isSaid]) => {
+    const opening = indexedDB.open("tercet", 1);
+    await new Promise(resolve => { opening.onsuccess = resolve; });
+    const store = () => opening.result.transaction("documents", "readwrite").objectStore("documents");
+    const [stored] = await new Promise(resolve => {
+        store().getAll().onsuccess = ({ target }) => resolve(target.result);
+    });
+    const written = { ...stored, ...changes, changedMs: stored.changedMs - ageMs };
+    await new Promise(resolve => { store().put(written).onsuccess = resolve; });
+    if (isSaid) new BroadcastChannel("tercet.documents").postMessage({ written });
+}"""
 
 
 def write_file(folder: Path, name: str, data: bytes) -> Path:
@@ -316,13 +334,15 @@ def test_closing_and_leaving_the_page_saves_at_once(editor: Editor) -> None:
     editor.type("Saved as the page goes away")
     editor.page.goto("about:blank")
     editor.page.go_back()
-    until(lambda: editor.value == "Saved as the page goes away", 5, "the text, once the documents are read")
+    until(lambda: editor.value == "Saved as the page goes away", PATIENCE_S, "the text, once the documents are read")
     other = second_window(editor)
     other.type(", or is closed")
     other.page.close(run_before_unload=True)
     again = second_window(editor)
     until(
-        lambda: again.value == "Saved as the page goes away, or is closed", 5, "the text, once the documents are read"
+        lambda: again.value == "Saved as the page goes away, or is closed",
+        PATIENCE_S,
+        "the text, once the documents are read",
     )
 
 
@@ -332,14 +352,14 @@ def test_another_window_follows_the_same_document(editor: Editor) -> None:
     other = second_window(editor)
     assert other.value == "First"
     editor.type(", then second")
-    until(lambda: other.value == "First, then second", 10, "the text")
+    until(lambda: other.value == "First, then second", PATIENCE_S, "the text")
     other.type(", then third")
-    until(lambda: editor.value == "First, then second, then third", 10, "the text")
+    until(lambda: editor.value == "First, then second, then third", PATIENCE_S, "the text")
     editor.text.focus()
     editor.press("Control+z")  # the steps of this window fit its own text only
     assert editor.value == "First, then second, then third"
     clear(editor)
-    until(lambda: other.value == "", 10, "the text")
+    until(lambda: other.value == "", PATIENCE_S, "the text")
 
 
 def test_windows_have_documents_of_their_own(editor: Editor) -> None:
@@ -350,7 +370,29 @@ def test_windows_have_documents_of_their_own(editor: Editor) -> None:
     for window, value in ((editor, "The one, still"), (other, "The other")):
         window.reload()
         assert window.value == value
-    assert titles(open_list(editor)) == titles(open_list(other))
+    items, others = open_list(editor), open_list(other)
+    until(lambda: titles(items) == titles(others), PATIENCE_S, "both lists show both documents")
+    assert sorted(titles(items)) == ["The one, still", "The other"]
+
+
+def test_an_open_list_follows_the_other_windows(editor: Editor) -> None:
+    """With what they write, what they delete, and what one wrote that was closed before it said so."""
+    editor.type("The one")
+    other = second_window(editor)
+    start_new(other, "The other")
+    items = open_list(editor)
+    until(lambda: titles(items) == ["The other", "The one"], PATIENCE_S, "the other window's document")
+    editor.page.keyboard.press("Tab")
+    opening = editor.page.locator("#documents [value=open]:focus")
+    other.type(", still")
+    until(lambda: titles(items) == ["The other, still", "The one"], PATIENCE_S, "its new text")
+    expect(opening).to_have_count(1)  # the focus is where it was
+    open_list(other).get_by_role("button", name="Delete The other, still").click()
+    until(lambda: titles(items) == ["The one"], PATIENCE_S, "that it was deleted")
+    editor.press("Escape")
+    store_as_another(other.page, {"id": "unsaid", "text": "Unsaid"}, 60_000, is_said=False)
+    items = open_list(editor)
+    until(lambda: titles(items) == ["The one", "Unsaid"], PATIENCE_S, "what is stored")
 
 
 @pytest.mark.parametrize("is_first_faster", [True, False])
@@ -367,7 +409,7 @@ def test_changes_in_two_windows_at_the_same_time_are_both_kept(editor: Editor, *
     first.page.keyboard.insert_text(" One way.")
     second.page.keyboard.insert_text(" Another way.")
     clock.resume()
-    until(lambda: len(stored(editor)) == 2, 5, "two documents")
+    until(lambda: len(stored(editor)) == 2, PATIENCE_S, "two documents")
     until_stored(editor, ["Start. Another way.", "Start. One way."])
     assert {editor.value, other.value} == {"Start. Another way.", "Start. One way."}
     listed = titles(open_list(editor))
@@ -392,20 +434,7 @@ def test_a_version_written_without_having_seen_ours_does_not_replace_it(editor: 
     until_stored(editor, ["Ours"])
     other = editor.page.context.new_page()
     other.goto(editor.tercet.url + "/docs")  # has no document open
-    other.evaluate(
-        """async ageMs => {
-            const opening = indexedDB.open("tercet", 1);
-            await new Promise(resolve => { opening.onsuccess = resolve; });
-            const store = () => opening.result.transaction("documents", "readwrite").objectStore("documents");
-            const [stored] = await new Promise(resolve => {
-                store().getAll().onsuccess = ({ target }) => resolve(target.result);
-            });
-            const written = { ...stored, text: "Theirs", versions: { other: 1 }, changedMs: stored.changedMs - ageMs };
-            await new Promise(resolve => { store().put(written).onsuccess = resolve; });
-            new BroadcastChannel("tercet.documents").postMessage({ written });
-        }""",
-        age_ms,
-    )
+    store_as_another(other, {"text": "Theirs", "versions": {"other": 1}}, age_ms, is_said=True)
     if copy == "Ours":
         until_stored(editor, ["Ours", "Theirs"])
         expect(named(editor.page)).to_have_text("Ours (copy)")
@@ -439,7 +468,7 @@ def test_a_full_storage_is_said_and_the_text_can_be_downloaded(editor: Editor) -
 
     page.on("dialog", stay)
     with pytest.raises(Error):
-        page.reload()
+        page.reload(timeout=2000)  # never comes to an end
     assert dialogs == ["beforeunload"]
     assert editor.value == "Not to be lost"
     quota.send("Storage.overrideQuotaForOrigin", {"origin": editor.tercet.url})
@@ -470,7 +499,7 @@ def test_a_long_document_delays_no_key(editor: Editor, tmp_path: Path) -> None:
     """Saving 200 kB happens between keys and takes less than a frame; printed, because it depends on the machine."""
     page = editor.page
     drop(page, write_file(tmp_path, "long.txt", LONG.encode()))
-    until(lambda: editor.value == LONG, 10, "the text")
+    until(lambda: editor.value == LONG, PATIENCE_S, "the text")
     page.evaluate(
         """() => {
             window.saves = [];
@@ -529,7 +558,7 @@ def test_a_document_is_saved_to_a_file_on_disk(editor: Editor) -> None:
         except Error:  # it is being written
             return False
 
-    until(has_both, 5, "the file is written")
+    until(has_both, PATIENCE_S, "the file is written")
     assert page.evaluate("picked") == 1
 
 
@@ -566,7 +595,7 @@ def test_files_are_opened_and_downloaded(editor: Editor, tmp_path: Path) -> None
         page.get_by_role("button", name="Open a file").click()
     data = "\ufeff# Ümlaut: a/b?\r\nsecond\rthird\n".encode()
     chooser.value.set_files(write_file(tmp_path, "notes.md", data))
-    until(lambda: editor.value == "# Ümlaut: a/b?\nsecond\nthird\n", 10, "the text")
+    until(lambda: editor.value == "# Ümlaut: a/b?\nsecond\nthird\n", PATIENCE_S, "the text")
     expect(editor.text).to_be_focused()
     items = open_list(editor)
     assert titles(items) == ["Ümlaut: a/b?", "Here before"]
@@ -592,7 +621,7 @@ def test_bytes_that_were_not_edited_stay(editor: Editor, tmp_path: Path) -> None
     for number, (data, keys, edited) in enumerate(EDITS):
         drop(editor.page, write_file(tmp_path, f"{number}.txt", data))
         text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-        until(lambda text=text: editor.value == text, 10, "the text")  # type: ignore[misc]
+        until(lambda text=text: editor.value == text, PATIENCE_S, "the text")  # type: ignore[misc]
         for expected, pressed in ((data, []), (edited, keys.split())):
             editor.press(*pressed)
             open_list(editor)

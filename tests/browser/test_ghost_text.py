@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
 from tests.browser.editor_pages import EditorPage, each_editor
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
 BEFORE = "We write because the kitchen tap in the flat has been dri"
@@ -45,7 +45,7 @@ def test_ghost_text_wraps_in_the_column_and_moves_the_text_below(open_page: Open
     editor.press("Control+Home")
     answer_with(editor.page, GHOST)
     editor.type(BEFORE)
-    until(lambda: editor.ghost_text == GHOST, 10, "ghost text")
+    until(lambda: editor.ghost_text == GHOST, PATIENCE_S, "ghost text")
     box = editor.ghost.bounding_box()
     line, below = (editor.text.locator(".cm-line").nth(number).bounding_box() for number in (0, 1))
     assert box
@@ -70,7 +70,7 @@ def test_the_list_has_alternatives_to_the_ghost_text_only(open_page: OpenPage) -
     editor = open_page(mode="eager")
     answer_with(editor.page, " White, who", " Smith, he")
     editor.type("He met Mr")
-    until(lambda: editor.ghost_text, 10, "ghost text")
+    until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
     answer_with(editor.page, "White, who", "Smith, he")
     editor.type(" ")  # the answers to this key say the same
     expect(editor.list).to_be_visible()

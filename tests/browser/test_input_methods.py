@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import CDPSession, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, SURE, Editor, answer_with
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 QUIET_MS = 400  # longer than the page takes to send a request for a change
 
@@ -47,7 +47,7 @@ class InputMethod:
 def live(open_page: Callable[..., Editor]) -> Editor:
     editor = open_page(mode="eager")
     editor.type(f"{SURE} ")
-    until(lambda: editor.ghost_text, 10, "ghost text")
+    until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
     return editor
 
 

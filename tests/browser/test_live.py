@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, violations
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
 STILL_MS = 1300  # longer than the longest time until the list opens
@@ -24,7 +24,7 @@ def live(open_page: OpenPage) -> Editor:
 def type_until_shown(editor: Editor, text: str = SURE) -> str:
     """Type a text and wait until ghost text can be accepted."""
     editor.type(text)
-    until(lambda: editor.ghost_text, 10, "ghost text")
+    until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     return editor.ghost_text
 
@@ -48,12 +48,12 @@ def test_every_insertion_requests_predictions(live: Editor) -> None:
     contexts = [body["context"] for body in live.requests]
     assert sorted(set(contexts), key=len) == [SURE[:end] for end in range(1, len(SURE) + 1)]
     assert {(body["strategy"], body["min_probability"]) for body in live.requests} == {("predict", 0.3)}
-    until(lambda: live.ghost_text, 10, "ghost text")
+    until(lambda: live.ghost_text, PATIENCE_S, "ghost text")
 
 
 def test_the_list_waits_until_the_first_suggestion_stands_still(live: Editor) -> None:
     live.type(OPENING)
-    until(lambda: live.ghost_text, 10, "ghost text")
+    until(lambda: live.ghost_text, PATIENCE_S, "ghost text")
     expect(live.list).to_be_hidden()
     expect(live.list).to_be_visible()
     assert len(live.suggestions) >= 2
@@ -195,7 +195,11 @@ def test_nothing_is_suggested_after_deletion_and_undo(live: Editor) -> None:
     live.press("Control+Backspace")
     live.page.wait_for_timeout(STILL_MS // 2)
     assert (live.ghost_text, len(live.requests + live.ideas)) == ("", num_requests)
-    until(lambda: live.value and len(live.requests + live.ideas) == num_requests + 1, 5, "the request for an idea")
+    until(
+        lambda: live.value and len(live.requests + live.ideas) == num_requests + 1,
+        PATIENCE_S,
+        "the request for an idea",
+    )
 
 
 def test_nothing_unasked_before_text_on_the_line(live: Editor) -> None:
@@ -237,7 +241,7 @@ def test_no_list_hides_the_text_below_the_caret(live: Editor) -> None:
     live.press("ArrowUp", "ArrowUp", "End")
     live.type(" of the old man and")
     before = live.value
-    until(lambda: live.ghost_text, 10, "ghost text")
+    until(lambda: live.ghost_text, PATIENCE_S, "ghost text")
     live.page.wait_for_timeout(STILL_MS)
     expect(live.list).to_be_hidden()
     assert live.value == before
@@ -291,7 +295,7 @@ def test_on_a_phone_with_its_keyboard_nothing_scrolls_and_no_button_is_cut(open_
     )
     text = editor.value
     editor.options.nth(1).tap()
-    until(lambda: editor.value != text, 10, "the accepted suggestion")
+    until(lambda: editor.value != text, PATIENCE_S, "the accepted suggestion")
     assert editor.page.evaluate("wasHidden")  # the list of what follows may be open by now
     assert abs(editor.page.evaluate("scrollY") - before[0]) <= 70  # at most two lines, which were inserted
 
@@ -348,7 +352,7 @@ def test_pasted_text_is_continued(live: Editor) -> None:
     live.press("Control+v")
     assert live.value == SURE * 2
     live.wait_for_num_requests(num_requests + 1)
-    until(lambda: live.ghost_text, 10, "ghost text")
+    until(lambda: live.ghost_text, PATIENCE_S, "ghost text")
 
 
 def test_a_steady_writer_sees_no_list_before_a_pause(live: Editor) -> None:
@@ -378,4 +382,4 @@ def test_a_steady_writer_sees_no_list_before_a_pause(live: Editor) -> None:
         clock.run_for(STILL_MS)
         return live.list.is_visible()
 
-    until(is_list_open, 10, "the list, at the pause that follows the last answer")
+    until(is_list_open, PATIENCE_S, "the list, at the pause that follows the last answer")

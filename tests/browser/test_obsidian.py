@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Request, expect
 
 from deploy.clients.plugins import build_obsidian
 from tests.browser.driver import OPENING, StaticSite
-from tests.e2e.harness import Tercet, free_port, until
+from tests.e2e.harness import PATIENCE_S, Tercet, free_port, until
 from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
 
@@ -83,7 +83,7 @@ class Obsidian:
             self.press("Tab")
             return self.value != before
 
-        until(is_accepted, 10, "the suggestion accepted")
+        until(is_accepted, PATIENCE_S, "the suggestion accepted")
         assert self.value.startswith(before + shown)  # it may have grown since
 
 
@@ -251,7 +251,7 @@ def test_a_bad_key_is_reported_once_and_names_the_setting(load: Callable[..., Ob
     num_requests = len(obsidian.requests)
     obsidian.call("run", "suggest")
     # Playwright delivers request events only during a call.
-    until(lambda: obsidian.value and len(obsidian.requests) > num_requests, 10, "another request")
+    until(lambda: obsidian.value and len(obsidian.requests) > num_requests, PATIENCE_S, "another request")
     obsidian.call("run", "suggest")
     expect(obsidian.notices).to_have_count(1)
 

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from gateway.api.page import INDEX, STATIC, AssetResource, StaticResource, read_assets, service_worker
 from tests.browser.driver import OPENING, Editor, open_editor
-from tests.e2e.harness import Tercet, free_port, running, until
+from tests.e2e.harness import PATIENCE_S, Tercet, free_port, running, until
 
 GONE = "The server is not responding."
 CACHED_URLS = """async () => {
@@ -48,7 +48,7 @@ def kill(tercet: Tercet) -> None:
     for process in [process for role in tercet.processes().values() for process in role]:
         process.kill()
     tercet.process.wait(timeout=10)
-    until(lambda: tercet.ready() is None, 10, "no server at the port")
+    until(lambda: tercet.ready() is None, PATIENCE_S, "no server at the port")
 
 
 def restart(tercet: Tercet) -> None:
@@ -60,7 +60,7 @@ def wait_until_cached(page: Page) -> None:
     page.evaluate("navigator.serviceWorker.ready")
     until(
         lambda: page.evaluate("navigator.serviceWorker.ready.then(({ active }) => active.state === 'activated')"),
-        10,
+        PATIENCE_S,
         "an active service worker",
     )
 
@@ -229,7 +229,7 @@ def test_an_upgrade_replaces_page_and_cache_as_a_whole(server: PageServer, page:
         server.install("2")
         page.reload()
         assert versions(page) == ("2", "2", "2")
-        until(lambda: (num_cached(page, "1"), num_cached(page, "2")) == (0, 1), 30, "the cache is replaced")
+        until(lambda: (num_cached(page, "1"), num_cached(page, "2")) == (0, 1), PATIENCE_S, "the cache is replaced")
     page.reload()
     assert versions(page) == ("2", "2", "2")
 
@@ -241,7 +241,7 @@ def test_an_upgrade_under_way_is_not_cached(server: PageServer, page: Page) -> N
         page.evaluate("navigator.serviceWorker.ready.then(one => one.update()).catch(() => {})")
         until(
             lambda: page.evaluate("navigator.serviceWorker.ready.then(one => !one.installing && !one.waiting)"),
-            10,
+            PATIENCE_S,
             "the end of the installation",
         )
         assert num_cached(page, "1") == 1

@@ -13,7 +13,7 @@ from playwright.sync_api import Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, SURE, Editor, answer_with
 from tests.browser.editor_pages import EditorPage, each_editor
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
 OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}
@@ -22,8 +22,8 @@ OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy
 def test_a_pause_brings_one_idea_to_the_end_of_its_clause(open_page: OpenPage) -> None:
     editor = open_page(mode="normal")
     editor.type(SURE)
-    until(lambda: (editor.status.inner_text(), editor.ideas)[1], 10, "the request for an idea")
-    until(lambda: editor.ghost_text, 10, "an idea")
+    until(lambda: (editor.status.inner_text(), editor.ideas)[1], PATIENCE_S, "the request for an idea")
+    until(lambda: editor.ghost_text, PATIENCE_S, "an idea")
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     ghost = editor.ghost_text
     assert "\n" not in ghost.strip()
@@ -36,7 +36,7 @@ def test_a_pause_lists_the_other_ideas(open_page: OpenPage) -> None:
     """Where no word is sure enough while the writer types, the list has two ideas below the first."""
     editor = open_page(mode="quiet")
     editor.type("The man looked at his watch. ")
-    until(lambda: editor.ghost_text, 10, "an idea")
+    until(lambda: editor.ghost_text, PATIENCE_S, "an idea")
     expect(editor.list).to_be_visible()
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     ideas = [editor.ghost_text, *(re.sub(r"^Alt \d\s*", "", row) for row in editor.suggestions)]
@@ -75,7 +75,7 @@ def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) 
 
     editor.page.route("**/autocomplete", hold_ideas)
     editor.type(SURE)
-    until(lambda: editor.ghost_text and held, 10, "the request for an idea")
+    until(lambda: editor.ghost_text and held, PATIENCE_S, "the request for an idea")
     expect(editor.list).to_be_visible()
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     editor.press("Alt+ArrowDown")
@@ -92,7 +92,7 @@ def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) 
 def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
     editor = open_page(mode="eager")
     editor.type(SURE)
-    until(lambda: editor.ghost_text, 10, "ghost text")
+    until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
     editor.press("Escape")
     for text in ("rest for 5 s", "rest for 3 s"):
         expect(editor.status).to_contain_text(text)
@@ -101,7 +101,7 @@ def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
     expect(editor.status).not_to_contain_text("rest")
     assert (editor.ghost_text, len(editor.requests)) == ("", num_requests)
     editor.type(" sea")
-    until(lambda: editor.ghost_text, 10, "ghost text")
+    until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
 
 
 def test_an_idea_comes_in_a_document_that_is_opened_once(open_page: OpenPage) -> None:
@@ -200,18 +200,18 @@ def test_the_page_says_that_the_model_does_not_know_the_language(open_page: Open
     expect(editor.status).to_contain_text(UNFAMILIAR)
     assert editor.ghost_text == ""
     editor.press("Alt+Enter")
-    until(lambda: editor.requests[-1].get("stream"), 5, "the request for ideas")
+    until(lambda: editor.requests[-1].get("stream"), PATIENCE_S, "the request for ideas")
     expect(editor.status).to_contain_text(UNFAMILIAR)
     expect(editor.list).to_be_hidden()
     editor.type(" ging. " + "The old man went home, and his wife was there. She said that he was late, and that " * 2)
-    until(lambda: editor.ghost_text, 10, "a word")
+    until(lambda: editor.ghost_text, PATIENCE_S, "a word")
     expect(editor.status).not_to_contain_text(UNFAMILIAR)
 
 
 def test_text_that_the_model_knows_is_not_checked_at_each_key(open_page: OpenPage) -> None:
     editor = open_page(mode="eager")
     editor.type("The old man looked at the sea and")
-    until(lambda: editor.ghost_text, 10, "a word, which says that the model knows the text")
+    until(lambda: editor.ghost_text, PATIENCE_S, "a word, which says that the model knows the text")
     num_checked = len(editor.requests)
     assert editor.requests[0]["familiar_only"]
     editor.type(" thoug")

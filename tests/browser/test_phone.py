@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import CDPSession, Locator, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, answer_with, violations
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 
 SWIPE_PX = 60
 
@@ -54,7 +54,7 @@ def test_chips_stand_above_the_status_line_and_a_tap_accepts(phone: Editor) -> N
     before = phone.value
     ghost = phone.ghost_text
     chip.tap()
-    until(lambda: phone.value == f"{before}{ghost} ", 5, "the chip's text")
+    until(lambda: phone.value == f"{before}{ghost} ", PATIENCE_S, "the chip's text")
     expect(phone.text).to_be_focused()
 
 
@@ -78,7 +78,7 @@ def test_a_gesture_shows_the_whole_and_accepts_nothing(phone: Editor, gesture: s
     assert phone.value == SURE
     assert chip.evaluate("chip => chip.scrollWidth <= chip.clientWidth")
     chip.tap()
-    until(lambda: phone.value != SURE, 5, "the chip's text")
+    until(lambda: phone.value != SURE, PATIENCE_S, "the chip's text")
     assert phone.value.startswith(SURE)
 
 
@@ -107,7 +107,7 @@ def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[...
         expect(editor.text).to_be_focused()
     words = (chip.locator("span").last.text_content() or "").replace("¶", "").split()
     chip.tap()
-    until(lambda: editor.value != OPENING, 5, "the chip's text")
+    until(lambda: editor.value != OPENING, PATIENCE_S, "the chip's text")
     assert editor.value.removeprefix(OPENING).split() == words
 
 
@@ -123,7 +123,7 @@ def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
     ghost = phone.ghost_text
     assert ghost
     chip.tap()
-    until(lambda: phone.value.rstrip() == f"{SURE} {word}{ghost}", 5, "the completed word")
+    until(lambda: phone.value.rstrip() == f"{SURE} {word}{ghost}", PATIENCE_S, "the completed word")
 
 
 def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) -> None:
@@ -208,9 +208,9 @@ def test_a_tap_on_ghost_text_accepts_it(phone: Editor, composed: str) -> None:
     session = phone.page.context.new_cdp_session(phone.page)
     if composed:
         session.send("Input.imeSetComposition", {"text": composed, "selectionStart": 4, "selectionEnd": 4})
-    until(lambda: phone.value == "It is drip" and phone.ghost_text == "ping since Monday", 10, "ghost text")
+    until(lambda: phone.value == "It is drip" and phone.ghost_text == "ping since Monday", PATIENCE_S, "ghost text")
     phone.page.wait_for_timeout(MIN_VISIBLE_MS)
     touch(session, "touchStart", *centre(phone.ghost))
     touch(session, "touchEnd")
-    until(lambda: phone.value == "It is dripping since Monday ", 5, "the ghost text")
+    until(lambda: phone.value == "It is dripping since Monday ", PATIENCE_S, "the ghost text")
     expect(phone.text).to_be_focused()

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from deploy.clients.npm.client_package import npm
 from deploy.clients.plugins import PUBLISHED_BEFORE, build_vscode
 from tests.browser.driver import SURE
-from tests.e2e.harness import Tercet, free_port, until
+from tests.e2e.harness import PATIENCE_S, Tercet, free_port, until
 from tests.editor_plugins import build_plugin, running_with_key
 from tests.npm_package import NpmPackage
 
@@ -66,7 +66,7 @@ class Workbench:
         """Save the file; returns its text, once it has changed."""
         before = self.file.read_text()
         self.page.keyboard.press("Control+s")
-        until(lambda: self.file.read_text() != before, 10, "the file is saved")
+        until(lambda: self.file.read_text() != before, PATIENCE_S, "the file is saved")
         return self.file.read_text()
 
 

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 TERCET = (sys.executable, "-m", "deploy")
 GUNICORN = (sys.executable, "-m", "gunicorn")
 START_S = 180.0  # a machine that does much else takes longer than 60 s
+PATIENCE_S = 30.0  # how long to wait for what takes milliseconds, before it counts as not happening
 
 
 T = TypeVar("T", bound="Tercet")

@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import PATIENCE_S, Tercet, until
 
 pytestmark = pytest.mark.quick
 LONG = {"context": "The old man looked at the sea and", "length": 256, "seed": 1}
@@ -31,7 +31,7 @@ def test_a_client_that_hangs_up_frees_its_sequences(slow: Tercet) -> None:
     head = f"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", slow.port)) as client:
         client.sendall(head + body)
-        until(lambda: in_flight(slow) == 3, 5, "the request in the engine")
+        until(lambda: in_flight(slow) == 3, PATIENCE_S, "the request in the engine")
     gone = time.monotonic()
     until(lambda: in_flight(slow) == 0, 5, "its sequences freed")
     print(f"freed after {1e3 * (time.monotonic() - gone):.0f} ms")

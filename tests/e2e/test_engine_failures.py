@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.chaos.measure import Jitter
-from tests.e2e.harness import TERCET, Tercet, serving, until
+from tests.e2e.harness import PATIENCE_S, TERCET, Tercet, serving, until
 
 UNPRIVILEGED = 65534
 DEVICE, HANG = 901, 902
@@ -96,7 +96,7 @@ def test_fifty_clients_that_hang_up_leave_no_sequence_descriptor_or_thread(terce
             hang_up(slot)
         before = worker.num_fds(), worker.num_threads()
         took = [hang_up(slot) for _ in range(50)]
-        until(lambda: worker.num_fds() <= before[0], 5, "no descriptor left")
+        until(lambda: worker.num_fds() <= before[0], PATIENCE_S, "no descriptor left")
         assert worker.num_threads() <= before[1] + 2
     assert sorted(took)[48] < 0.2
 

@@ -14,7 +14,7 @@ import pytest
 
 from shared.api_keys import new_key, read_keys, revoke_key
 from tests.chaos.http_client import exchange
-from tests.e2e.harness import Tercet, serving, until
+from tests.e2e.harness import PATIENCE_S, Tercet, serving, until
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
@@ -107,13 +107,13 @@ def test_no_spelling_on_the_wire_gets_around_the_key(tercet: Tercet, target: str
 def test_keys_are_added_and_revoked_without_a_restart(tercet: Tercet, key_path: Path) -> None:
     done = tercet.run("key", "new", "later", "--rate", "3")
     later = done.stdout.strip()
-    until(lambda: status(tercet, later) == 200, 3, "the new key is valid")
+    until(lambda: status(tercet, later) == 200, PATIENCE_S, "the new key is valid")
     assert [status(tercet, later) for _ in range(4)][2:] == [429, 429]
     second = tercet.run("key", "new", "second").stdout.strip()
-    until(lambda: status(tercet, second) == 200, 3, "the second key is valid")
+    until(lambda: status(tercet, second) == 200, PATIENCE_S, "the second key is valid")
     [record] = [record for record in read_keys(key_path) if record.name == "second"]
     assert tercet.run("key", "revoke", record.id).returncode == 0
-    until(lambda: status(tercet, second) == 401, 3, "the revoked key is refused")
+    until(lambda: status(tercet, second) == 401, PATIENCE_S, "the revoked key is refused")
 
 
 def test_no_key_is_in_a_log_or_a_metric(tercet: Tercet, key: str, key_path: Path) -> None:

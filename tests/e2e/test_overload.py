@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.harness import Tercet, metric, until
+from tests.e2e.harness import PATIENCE_S, Tercet, metric, until
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
@@ -34,9 +34,9 @@ def full(tercet: SharedServer) -> Iterator[None]:
 
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(complete, 150)]  # at least three seconds
-        until(lambda: metric(tercet, IN_FLIGHT) == 3, 5, "a full slot")
+        until(lambda: metric(tercet, IN_FLIGHT) == 3, PATIENCE_S, "a full slot")
         answers += [pool.submit(complete, 2) for _ in range(2)]
-        until(lambda: metric(tercet, "tercet_waiting_branches") == 6, 5, "a full queue")
+        until(lambda: metric(tercet, "tercet_waiting_branches") == 6, PATIENCE_S, "a full queue")
         with tercet.expecting_errors():
             yield
         assert [answer.result() for answer in answers] == [200] * 3

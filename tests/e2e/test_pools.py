@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
-from tests.e2e.harness import GUNICORN, ROOT, TERCET, Gunicorn, Tercet, free_port, running, serving, until
+from tests.e2e.harness import GUNICORN, PATIENCE_S, ROOT, TERCET, Gunicorn, Tercet, free_port, running, serving, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings
 
@@ -128,7 +128,7 @@ def test_ttin_and_ttou_beyond_the_plan_are_refused(tercet: Tercet) -> None:
     master, *workers = tercet.processes()["workers"]
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         master.send_signal(number)
-    until(lambda: tercet.log().count("TTIN and TTOU are refused") >= 1, 5, "the refusal logged")
+    until(lambda: tercet.log().count("TTIN and TTOU are refused") >= 1, PATIENCE_S, "the refusal logged")
     time.sleep(1)
     assert master.children() == workers
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from shared.errors import PROBLEM_JSON
-from tests.e2e.harness import until
+from tests.e2e.harness import PATIENCE_S, until
 from tests.e2e.remote_pool import Workers, running_workers
 
 PROMPT = {"prompt": "The old man looked at the sea and", "seed": 7}
@@ -49,14 +49,14 @@ def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) ->
     with workers.tcp() as with_old, workers.tcp(key=new) as with_new:
         assert with_new.get("/state?once").status_code == 401
         workers.write_keys(old, new)
-        until(lambda: with_new.get("/state?once").status_code == 200, 5, "new key accepted")
+        until(lambda: with_new.get("/state?once").status_code == 200, PATIENCE_S, "new key accepted")
         assert with_old.get("/state?once").status_code == 200
         workers.write_keys("too short")  # a mistake changes nothing
         time.sleep(1.5)
         assert with_old.get("/state?once").status_code == 200
         assert workers.events("files_not_read")
         workers.write_keys(new)
-        until(partial(is_refused, with_old), 5, "old key refused")
+        until(partial(is_refused, with_old), PATIENCE_S, "old key refused")
         workers.key = new
     expiry = datetime(2040, 1, 1, tzinfo=UTC)
     workers.certificate.renew(expiry)
@@ -68,7 +68,7 @@ def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) ->
             except httpx.ConnectError:
                 return False
 
-    until(trusts_new, 5, "new certificate")
+    until(trusts_new, PATIENCE_S, "new certificate")
     with workers.tcp() as client:
         assert client.get("/state?once").json()["certificate_expires_at"] == expiry.timestamp()
 
