@@ -274,20 +274,6 @@ export function contains(document, other) {
 }
 
 /**
- * A document whose version contains another one too. The text is unchanged.
- * @param {TextDocument} document
- * @param {TextDocument} other
- * @returns {TextDocument}
- */
-export function mergeVersions(document, other) {
-  const versions = { ...other.versions };
-  for (const [id, numWrites] of Object.entries(document.versions)) {
-    versions[id] = Math.max(numWrites, versions[id] ?? 0);
-  }
-  return { ...document, versions };
-}
-
-/**
  * The first line of a document that is not empty, without the marks of a Markdown heading.
  * @param {{text: string, isCopy: boolean}} document
  * @returns {string}

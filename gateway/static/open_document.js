@@ -4,7 +4,7 @@
 // No version is ever overwritten by a window that has not seen it. If two windows change a document at the same time,
 // one of them continues in a copy.
 
-import { changeText, contains, createDocument, mergeVersions, titleOf } from "./documents.js";
+import { changeText, contains, createDocument, titleOf } from "./documents.js";
 
 /** @typedef {import("./documents.js").TextDocument} TextDocument */
 /** @typedef {import("./documents.js").Documents} Documents */
@@ -107,11 +107,7 @@ export class OpenDocument {
     if (document.id !== this.#document.id || contains(this.#document, document)) return;
     const isNewer = contains(document, this.#document);
     if (document.text === this.#editor.text || (isNewer && !this.#isChanged)) this.#follow(document);
-    else if (isNewer || isLater(document, this.#document)) this.#continueInCopy();
-    else {
-      // Both wrote before they saw the other's version. The other window decides likewise, and continues in a copy.
-      this.#write(changeText(mergeVersions(this.#document, document), this.#editor.text));
-    }
+    else this.#continueInCopy();
   }
 
   /** @param {TextDocument} document */
@@ -148,15 +144,6 @@ export class OpenDocument {
     this.#show();
     if (position) scrollTo({ top: position.scrollPx });
   }
-}
-
-/**
- * Of two versions that do not contain each other, which one keeps the document: the later one, the same in all windows.
- * @param {TextDocument} one
- * @param {TextDocument} other
- */
-function isLater(one, other) {
-  return one.changedMs > other.changedMs || (one.changedMs === other.changedMs && one.text > other.text);
 }
 
 /**
