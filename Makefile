@@ -76,13 +76,15 @@ serve: $(SERVE)
 # GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
 PYTEST = GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest
 
-# One process of tests per core; tests/conftest.py says which tests run in the same process. Integration tests wait for
-# servers, each of which uses the cores too.
+# One process of tests per core, which runs whole modules: a module's tests share fixtures. tests/conftest.py has the order.
+# Integration tests wait for servers, each of which uses the cores too.
+PARALLEL = --dist loadfile --no-loadscope-reorder
+
 test: $(DEV)
-	@$(PYTEST) --numprocesses logical --maxprocesses 4 $(ARGS)
+	@$(PYTEST) $(PARALLEL) --numprocesses logical --maxprocesses 4 $(ARGS)
 
 test-integration: $(DEV)
-	@$(PYTEST) -m 'integration and not full and not clients and not deploy' --numprocesses 2 $(ARGS)
+	@$(PYTEST) -m 'integration and not full and not clients and not deploy' $(PARALLEL) --numprocesses 2 $(ARGS)
 
 # Continues where an interrupted run was (ARGS="--help" lists options).
 test-all: $(DEV) $(TOOLS) $(CLIENTS)

@@ -6,18 +6,20 @@ test or its module has the mark of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from deploy.tuning.planning import count_gpus
 from tests.e2e.harness import ROOT
 from tests.e2e.shared_servers import SharedServer, SharedServers
 from tests.npm_package import NpmPackage, build_package
+
+T = TypeVar("T")
 
 # `quick` is the tier of `make test`: what needs no server, and what runs on the shared servers.
 TIERS = ("quick", "integration", "full", "bench", "clients", "deploy")
@@ -46,6 +48,22 @@ TIER_BY_PATH = {
     "tests/workers/engine/cuda/test_triton_runner.py": "full",
 }
 
+# About how long a test takes, in seconds, where that is more than half a second. xdist hands out whole modules in the
+# order of collection: those that take longest first, so that the processes end together.
+SECONDS_BY_PATH = {
+    "tests/browser": 3.0,
+    "tests/chaos": 40.0,
+    "tests/deploy/cloud/aws": 2.0,
+    "tests/deploy/packaging/test_wheel.py": 20.0,
+    "tests/deploy/tuning/tune/test_tune_command.py": 10.0,
+    "tests/documentation": 2.0,
+    "tests/e2e": 6.0,
+    "tests/e2e/test_bodies.py": 0.5,
+    "tests/gateway/jobs": 2.0,
+    "tests/gateway/jobs/test_damage.py": 0.5,
+    "tests/workers/engine": 1.0,
+}
+
 # `make test-all` passes `--hypothesis-profile=full`.
 hypothesis.settings.register_profile("local", max_examples=20, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("full", max_examples=300, deadline=None, print_blob=True)
@@ -57,40 +75,36 @@ def tier_of(item: pytest.Item) -> str:
     for marker in item.iter_markers():  # the closest first
         if marker.name in TIERS:
             return marker.name
+    return by_path(TIER_BY_PATH, item, "quick")
+
+
+def by_path(values: Mapping[str, T], item: pytest.Item, default: T) -> T:
+    """The value of the test's module, or else of the closest folder around it."""
     path = item.path.relative_to(ROOT)
-    return next((TIER_BY_PATH[str(each)] for each in (path, *path.parents) if str(each) in TIER_BY_PATH), "quick")
+    return next((values[str(each)] for each in (path, *path.parents) if str(each) in values), default)
 
 
 def pytest_configure() -> None:
-    """Refuse a `TIER_BY_PATH` that names what has been moved."""
-    if missing := [path for path in TIER_BY_PATH if not (ROOT / path).exists()]:
-        raise pytest.UsageError(f"tests/conftest.py gives a tier to what does not exist: {', '.join(missing)}")
+    """Refuse a table that names what has been moved."""
+    if missing := [path for path in {*TIER_BY_PATH, *SECONDS_BY_PATH} if not (ROOT / path).exists()]:
+        raise pytest.UsageError(f"tests/conftest.py names what does not exist: {', '.join(missing)}")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, and deselect GPU tests where there is no GPU."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Mark each test with its tier, deselect GPU tests where there is no GPU, and put the longest modules first."""
     for item in items:
         item.add_marker(tier_of(item))
     # The mark, not the keyword, which a directory of that name is as well.
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked or count_gpus({}):
-        return
-    config.hook.pytest_deselected(items=marked)
-    items[:] = [item for item in items if item not in marked]
-
-
-class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Runs a module's tests in one process, because they share fixtures, and all end-to-end tests in one: they share
-    servers. (With pytest 9.2, xdist_group has no effect in pytest-xdist 3.8.)"""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "tests/e2e" if path.startswith("tests/e2e/") else path
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleScheduling:
-    return ModuleScheduling(config, log)
+    if marked and not count_gpus({}):
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
+    yield  # pytest selects the tier
+    seconds: dict[Path, float] = defaultdict(float)
+    for item in items:
+        seconds[item.path] += by_path(SECONDS_BY_PATH, item, 0.5)
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 @pytest.fixture(scope="session")
