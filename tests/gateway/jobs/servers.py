@@ -10,7 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import boto3
 import pytest
 
 from tests.e2e.harness import free_port, until
@@ -75,6 +78,16 @@ def redis_server(directory: Path, **options: str) -> Iterator[RedisServer]:
         yield server
     finally:
         server.kill()
+
+
+@contextmanager
+def dynamodb_table(url: str) -> Iterator[tuple[Any, str]]:
+    """boto3's client and the table of a store's URL."""
+    parts = urlsplit(url)
+    options = parse_qs(parts.query)
+    client: Any = boto3.client("dynamodb", region_name=options["region"][0], endpoint_url=options["endpoint"][0])
+    yield client, parts.netloc
+    client.close()
 
 
 def start_child(url: str, what: str) -> subprocess.Popen[str]:

@@ -7,30 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-import boto3
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 from structlog.testing import capture_logs
 
 from gateway.jobs.queue import JobQueue
-from gateway.jobs.store import REMEMBERED_S, Job, decode_job, encode_job
+from gateway.jobs.store import REMEMBERED_S, Job, encode_job
 from shared.errors import UnknownJob
 from tests.gateway.jobs.conftest import Clock, MakeQueue
+from tests.gateway.jobs.servers import dynamodb_table
 
 # More than a lease or a purge looks at together.
 NUM_DAMAGED = 20
-
-
-def other_version(job: Job) -> bytes:
-    return encode_job(Job(**{**_fields(job), "version": job.version + 7}))
-
-
-def _fields(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in job.__struct_fields__}
-
-
-def other_id(job: Job) -> bytes:
-    return encode_job(Job(**{**_fields(job), "id": "A" * 24}))
 
 
 # What stands in the place of a record.
@@ -42,8 +31,8 @@ DATA: dict[str, Callable[[Job], bytes]] = {
     "no map": lambda job: b"\x01",
     "other type": lambda job: encode_job(job).replace(b"queued", b"qu\xffued"),
     "deep": lambda job: b"\x91" * 100_000,
-    "other version": other_version,
-    "other id": other_id,
+    "other version": lambda job: encode_job(replace(job, version=job.version + 7)),
+    "other id": lambda job: encode_job(replace(job, id="A" * 24)),
 }
 
 
@@ -61,25 +50,18 @@ class Damage:
             with Redis.from_url(self.url) as client:
                 client.hset(f"{{tercet}}:job:{job.id}", "data", data)
         else:
-            self.update(job, "SET #data = :value", {"#data": "data"}, {":value": {"B": data}})
+            with dynamodb_table(self.url) as (client, table):
+                client.update_item(
+                    TableName=table,
+                    Key={"pk": {"S": f"job:{job.id}"}},
+                    UpdateExpression="SET #data = :value",
+                    ExpressionAttributeNames={"#data": "data"},
+                    ExpressionAttributeValues={":value": {"B": data}},
+                )
 
     def execute(self, statement: str, *values: object) -> None:
         with closing(sqlite3.connect(self.url.removeprefix("sqlite:"))) as connection, connection:
             connection.execute(statement, values)
-
-    def update(self, job: Job, update: str, names: dict[str, str], values: dict[str, Any]) -> None:
-        table, _, query = self.url.removeprefix("dynamodb://").partition("?")
-        options = dict(part.split("=", 1) for part in query.split("&"))
-        client: Any = boto3.client("dynamodb", region_name=options["region"], endpoint_url=options["endpoint"])
-        key = {"pk": {"S": f"job:{job.id}"}}
-        client.update_item(
-            TableName=table,
-            Key=key,
-            UpdateExpression=update,
-            **({"ExpressionAttributeNames": names} if names else {}),
-            **({"ExpressionAttributeValues": values} if values else {}),
-        )
-        client.close()
 
 
 @pytest.fixture
@@ -106,21 +88,16 @@ def run_all(queue: JobQueue) -> set[str]:
     return done
 
 
-def spoil(damage: Damage, form: str, job: Job) -> None:
-    if damage.scheme != "dynamodb" or form != "other version":
-        damage.replace_data(job, DATA[form](job))
-    else:  # the version is no second copy there
-        damage.replace_data(job, b"")
-
-
 @pytest.mark.parametrize("form", DATA)
 def test_damaged_jobs_cost_themselves_alone(
     queue: JobQueue, damage: Damage, clock: Clock, logs: list[Any], form: str
 ) -> None:
     damaged = [queue.submit("o", b"{}", f"key-{number}")[0] for number in range(3)]
     healthy = {queue.submit("o", b"{}")[0].id for _ in range(3)}
+    if damage.scheme == "dynamodb" and form == "other version":  # it is no second copy there
+        form = "empty"
     for job in damaged:
-        spoil(damage, form, job)
+        damage.replace_data(job, DATA[form](job))
     assert run_all(queue) == healthy
     queue.purge()
     for job in damaged:
@@ -181,19 +158,9 @@ def sqlite_damage(queue: JobQueue, damage: Damage) -> Damage:
 @pytest.mark.parametrize(
     "change",
     [
-        "id = NULL",
-        "id = x'00ff'",
-        "id = CAST(x'ff41' AS TEXT)",
-        "queue = 'expired'",
-        "queue = 'zzz'",
-        "queue = CAST(x'ff' AS TEXT)",
-        "version = 'x'",
-        "version = version + 1",
-        "due_at = due_at - 1",
-        "due_at = 'never'",
-        "data = 'text'",
-        "data = CAST(x'ff' AS TEXT)",
-        "data = 7",
+        *("id = NULL", "id = x'00ff'", "id = CAST(x'ff41' AS TEXT)", "queue = 'expired'", "queue = 'zzz'"),
+        *("queue = CAST(x'ff' AS TEXT)", "version = 'x'", "version = version + 1", "due_at = due_at - 1"),
+        *("due_at = 'never'", "data = 'text'", "data = CAST(x'ff' AS TEXT)", "data = 7"),
     ],
 )
 def test_a_column_of_another_kind_costs_its_job_alone(queue: JobQueue, sqlite_damage: Damage, change: str) -> None:
@@ -231,12 +198,3 @@ def test_a_listed_job_without_a_record_holds_nothing_up(queue: JobQueue, damage:
     assert healthy.id in run_all(queue)
     assert queue.num_open() == 0
     assert queue.submit("o", b"{}", "key-0")[1] == (form != "not ascii")
-
-
-def test_a_record_of_the_same_content_is_whole(queue: JobQueue, damage: Damage) -> None:
-    job = queue.submit("o", b"{}")[0]
-    if damage.scheme == "dynamodb":
-        pytest.skip("no encoded record")
-    assert decode_job(encode_job(job)) == job
-    damage.replace_data(job, encode_job(job))
-    assert run_all(queue) == {job.id}

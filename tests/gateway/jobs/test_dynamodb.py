@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from typing import Any
-
-import boto3
 import pytest
 
-from gateway.jobs.dynamodb import DynamoDbStore, item_of, job_of
+from gateway.jobs.dynamodb import item_of, job_of
+from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import REMEMBERED_S, Job, encode_job, expire, finish, lease
+from tests.gateway.jobs.servers import dynamodb_table
 
 JOB = Job(
     id="a" * 24,
@@ -49,19 +47,14 @@ def test_dynamodb_erases_a_job_when_it_has_expired_but_none_that_may_run() -> No
     assert erased_at(expire(JOB, 4.5)) == 5 + REMEMBERED_S
 
 
-@pytest.fixture
-def table(dynamodb_endpoint: str) -> tuple[str, Any]:
-    """A table's name, and boto3's client."""
-    return f"jobs-{secrets.token_hex(4)}", boto3.client("dynamodb", "eu-central-1", endpoint_url=dynamodb_endpoint)
-
-
-def test_a_key_whose_job_dynamodb_has_erased_can_be_used_again(table: tuple[str, Any], dynamodb_endpoint: str) -> None:
+@pytest.mark.integration
+def test_a_key_whose_job_dynamodb_has_erased_can_be_used_again(dynamodb_endpoint: str) -> None:
     """DynamoDB erases each item by itself, so the item of the key may be left."""
-    name, client = table
-    store = DynamoDbStore(name, region="eu-central-1", endpoint=dynamodb_endpoint)
-    queue = JobQueue(store, ttl_s=3600.0, max_open=10)
+    url = f"dynamodb://jobs-erased?region=eu-central-1&endpoint={dynamodb_endpoint}"
+    queue = JobQueue(open_store(url), ttl_s=3600.0, max_open=10)
     first, _ = queue.submit("o", b"{}", "key")
-    client.delete_item(TableName=name, Key={"pk": {"S": f"job:{first.id}"}})
+    with dynamodb_table(url) as (client, table):
+        client.delete_item(TableName=table, Key={"pk": {"S": f"job:{first.id}"}})
     second, is_new = queue.submit("o", b"[]", "key")
     assert is_new
     assert queue.submit("o", b"[]", "key") == (second, False)

@@ -156,70 +156,41 @@ def test_password_and_tls(tmp_path: Path) -> None:
 # Sentinel --------------------------------------------------------------------------------------
 
 
-def wait_until_demoted(server: RedisServer, password: str | None = None) -> None:
-    """Until then it accepts writes, which are lost."""
-    with Redis(port=server.port, password=password) as client:
-        until(lambda: client.role()[0] == b"slave", 60, "the old primary is a replica")
-
-
-def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path) -> None:
-    """With passwords for both, and a Sentinel in the list that is away."""
-    with ExitStack() as stack:
-        servers = []
-        for name in "ab":
-            (tmp_path / name).mkdir()
-            server = RedisServer(tmp_path / name, requirepass="pass:word", masterauth="pass:word")
-            server.start()
-            stack.callback(server.kill)
-            servers.append(server)
-        with Redis(port=servers[1].port, password="pass:word") as client:
-            client.replicaof("127.0.0.1", str(servers[0].port))
-        settings = ("sentinel auth-pass mymaster pass:word", "requirepass watch")
-        watcher = stack.enter_context(sentinel(tmp_path, servers[0], servers[1], *settings))
-        port = watcher.connection_pool.connection_kwargs["port"]
-        hosts = f"127.0.0.1:1,127.0.0.1:{port}"
-        jobs = RedisStore(f"redis+sentinel://:pass%3Aword@{hosts}/mymaster/0?sentinel_password=watch")
-        stack.callback(jobs.close)
-        open_connections(jobs)
-        assert jobs.insert(make_job(10**6))
-        assert fail_over(watcher) == servers[1].port
-        wait_until_demoted(servers[0], "pass:word")
-        assert count_failures(jobs) <= 1
-        with Redis(port=servers[1].port, password="pass:word") as client:
-            assert client.role()[0] == b"master"
-            assert client.exists(f"{{tercet}}:job:{2 * NUM_CONNECTIONS - 1:032}")
-
-
-def test_sentinels_and_servers_with_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path, has_tls: bool) -> None:
+    """With passwords for both and a Sentinel in the list that is away, or with TLS for both."""
     certificate, authority = Certificate(tmp_path), tmp_path / "ca.crt"
     authority.write_bytes(certificate.authority_pem)
-    files = {
-        "tls_cert_file": str(certificate.cert),
-        "tls_key_file": str(certificate.key),
-        "tls_ca_cert_file": str(authority),
-        "tls_auth_clients": "no",
-        "tls_replication": "yes",
-    }
+    password = None if has_tls else "pass:word"
+    files = {"tls_cert_file": certificate.cert, "tls_key_file": certificate.key, "tls_ca_cert_file": authority}
+    tls = {name: str(path) for name, path in files.items()} | {"tls_auth_clients": "no", "tls_replication": "yes"}
+    options = tls if has_tls else {"requirepass": "pass:word", "masterauth": "pass:word"}
     with ExitStack() as stack:
         servers = []
         for name in "ab":
             (tmp_path / name).mkdir()
-            server = RedisServer(tmp_path / name, tls_port=str(free_port()), **files)
-            server.start()
-            stack.callback(server.kill)
-            servers.append(server)
-        with Redis(port=servers[1].port) as client:
-            client.replicaof("127.0.0.1", servers[0].options["tls-port"])
-        tls_port = free_port()
-        settings = [f"{name.replace('_', '-')} {value}" for name, value in files.items()]
-        watcher = stack.enter_context(
-            sentinel(tmp_path, servers[0], servers[1], f"tls-port {tls_port}", *settings, tls=True)
-        )
-        url = f"rediss+sentinel://127.0.0.1:{tls_port}/mymaster?ssl_ca_certs={authority}"
+            port = {"tls_port": str(free_port())} if has_tls else {}
+            servers.append(stack.enter_context(redis_server(tmp_path / name, **options, **port)))
+        ports = [int(server.options.get("tls-port", server.port)) for server in servers]
+        with Redis(port=servers[1].port, password=password) as client:
+            client.replicaof("127.0.0.1", str(ports[0]))
+        settings = ["sentinel auth-pass mymaster pass:word", "requirepass watch"]
+        if has_tls:
+            tls_port = free_port()
+            settings = [f"tls-port {tls_port}", *(f"{name.replace('_', '-')} {value}" for name, value in tls.items())]
+        watcher = stack.enter_context(sentinel(tmp_path, *servers, *settings, tls=has_tls))
+        port = watcher.connection_pool.connection_kwargs["port"]
+        url = f"redis+sentinel://:pass%3Aword@127.0.0.1:1,127.0.0.1:{port}/mymaster/0?sentinel_password=watch"
+        if has_tls:
+            url = f"rediss+sentinel://127.0.0.1:{tls_port}/mymaster?ssl_ca_certs={authority}"
         jobs = RedisStore(url)
         stack.callback(jobs.close)
         open_connections(jobs)
         assert jobs.insert(make_job(10**6))
-        assert fail_over(watcher) == int(servers[1].options["tls-port"])
-        wait_until_demoted(servers[0])
+        assert fail_over(watcher) == ports[1]
+        with Redis(port=servers[0].port, password=password) as client:  # until then it accepts writes, which are lost
+            until(lambda: client.role()[0] == b"slave", 60, "the old primary is a replica")
         assert count_failures(jobs) <= 1
+        with Redis(port=servers[1].port, password=password) as client:
+            assert client.role()[0] == b"master"
+            assert client.exists(f"{{tercet}}:job:{2 * NUM_CONNECTIONS - 1:032}")

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 from redis import Redis
 
@@ -17,7 +15,7 @@ from gateway.jobs.sqlite import SqliteStore
 from gateway.jobs.store import REMEMBERED_S, Job, JobStore
 from shared.errors import InvalidRequest, JobExpired, Overloaded, QuotaExceeded, UnknownJob
 from tests.gateway.jobs.conftest import Clock, MakeQueue
-from tests.gateway.jobs.servers import start_child
+from tests.gateway.jobs.servers import dynamodb_table, start_child
 
 CANARY = b"canary-3b1f60c2"
 
@@ -249,12 +247,8 @@ def raw_bytes(url: str) -> bytes:
     if url.startswith("redis:"):
         with Redis.from_url(url) as connection:
             return b"".join(connection.dump(name) or b"" for name in connection.scan_iter())
-    table, _, query = url.removeprefix("dynamodb://").partition("?")
-    options = dict(part.split("=", 1) for part in query.split("&"))
-    client: Any = boto3.client("dynamodb", region_name=options["region"], endpoint_url=options["endpoint"])
-    items = client.scan(TableName=table)["Items"]
-    client.close()
-    return repr(items).encode()
+    with dynamodb_table(url) as (client, table):
+        return repr(client.scan(TableName=table)["Items"]).encode()
 
 
 @pytest.mark.parametrize("end", ["succeeded", "failed", "cancelled", "expired"])
