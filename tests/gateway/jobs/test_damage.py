@@ -147,14 +147,7 @@ def test_each_use_of_a_damaged_job_sets_it_aside(
     assert queue.num_open() == int(act == "submit again")
 
 
-@pytest.fixture
-def sqlite_damage(queue: JobQueue, damage: Damage) -> Damage:
-    if damage.scheme != "sqlite":
-        pytest.skip("columns of SQLite")
-    queue.num_open()
-    return damage
-
-
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "change",
     [
@@ -163,12 +156,12 @@ def sqlite_damage(queue: JobQueue, damage: Damage) -> Damage:
         *("due_at = 'never'", "data = 'text'", "data = CAST(x'ff' AS TEXT)", "data = 7"),
     ],
 )
-def test_a_column_of_another_kind_costs_its_job_alone(queue: JobQueue, sqlite_damage: Damage, change: str) -> None:
+def test_a_column_of_another_kind_costs_its_job_alone(queue: JobQueue, damage: Damage, change: str) -> None:
     jobs = [queue.submit("o", b"{}", f"key-{number}")[0] for number in range(NUM_DAMAGED)]
     healthy = queue.submit("o", b"{}")[0]
     is_null = change == "id = NULL"  # several may be: all others are unique
     for job in jobs if is_null or not change.startswith("id") else jobs[:1]:
-        sqlite_damage.execute(f"UPDATE jobs SET {change} WHERE id = ?", job.id)
+        damage.execute(f"UPDATE jobs SET {change} WHERE id = ?", job.id)
     assert healthy.id in run_all(queue)
     queue.purge()
     with pytest.raises(UnknownJob):
@@ -177,11 +170,10 @@ def test_a_column_of_another_kind_costs_its_job_alone(queue: JobQueue, sqlite_da
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 @pytest.mark.parametrize("form", ["gone", "text", "without data", "not ascii"])
 def test_a_listed_job_without_a_record_holds_nothing_up(queue: JobQueue, damage: Damage, form: str) -> None:
     """As a Redis that evicts keys leaves it."""
-    if damage.scheme != "redis":
-        pytest.skip("keys of Redis")
     jobs = [queue.submit("o", b"{}", f"key-{number}")[0] for number in range(NUM_DAMAGED)]
     with Redis.from_url(damage.url) as client:
         for number, job in enumerate(jobs):

@@ -97,6 +97,7 @@ def test_a_job_whose_process_is_killed_reaches_one_final_state(
     assert queue.find(job_id, "o") == job
 
 
+@pytest.mark.integration
 def test_jobs_survive_a_killed_redis(redis: RedisServer, make_executor: MakeExecutor) -> None:
     """Redis is killed twice while jobs are submitted and computed. What it confirmed is there, and ends once."""
     queue = JobQueue(open_store(redis.url), ttl_s=60, max_open=1000)
@@ -211,7 +212,10 @@ def test_a_stop_returns_the_running_jobs_at_once(sqlite_queue: JobQueue, job: Jo
     assert wait_for_end(sqlite_queue, job.id, 2).result == b'"of the executor"'
 
 
-def test_a_refused_job_is_tried_again(sqlite_queue: JobQueue, job: Job, execute: MakeExecutor) -> None:
+def test_a_refused_job_is_tried_again(
+    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_module, "REFUSED_DELAY_S", 0.05)
     refusals = iter([Overloaded("full")])
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
@@ -279,7 +283,7 @@ def test_no_job_starts_without_room(sqlite_queue: JobQueue, job: Job, execute: M
     has_room = threading.Event()
     executor = execute(compute_at_once, has_room=has_room.is_set)
     executor.wake()
-    time.sleep(0.6)
+    time.sleep(0.3)
     assert sqlite_queue.find(job.id, "o").state == "queued"
     has_room.set()
     wait_for_end(sqlite_queue, job.id, 1)

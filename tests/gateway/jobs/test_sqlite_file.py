@@ -7,6 +7,7 @@ import resource
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -139,6 +140,19 @@ def test_a_file_overwritten_in_place_is_reported_and_can_be_removed(
     job = queue.submit("o", b"{}")[0]
     assert queue.find(job.id, "o").state == "queued"
     queue.close()
+
+
+def test_a_new_file_is_opened_while_another_process_creates_it(path: Path) -> None:
+    """SQLite does not wait where it switches a file to WAL: it refuses one of two processes at once."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        store = SqliteStore(path)
+        opened = pool.submit(store.num_open)
+        assert wait([opened], 0.1).not_done
+        other.execute("ROLLBACK")
+        assert opened.result(5) == 0
+        store.close()
 
 
 @contextmanager

@@ -16,12 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.jobs import executor as executor_module
-from gateway.jobs import store_gate
+from gateway.jobs import redis_store, sqlite, store_gate
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import Job
-from gateway.jobs.store_gate import STALL_S, StoreGate
+from gateway.jobs.store_gate import StoreGate
 from shared.errors import JobsUnavailable
 from tests.e2e.harness import until
 from tests.gateway.jobs.conftest import Clock, MakeQueue
@@ -50,9 +50,12 @@ def stopped(server: RedisServer) -> Iterator[None]:
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.integration)])
 def hanging(
-    request: pytest.FixtureRequest, tmp_path: Path
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[JobQueue, Callable[[], AbstractContextManager[None]]]:
-    """A queue, and how its store hangs."""
+    """A queue, and how its store hangs. Its timeout is shorter, as is the gate's."""
+    monkeypatch.setattr(store_gate, "STALL_S", 0.4)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(redis_store, "TIMEOUT_S", 0.5)
     if request.param == "sqlite":
         path = tmp_path / "jobs.sqlite3"
         return make_queue_of(f"sqlite:{path}"), lambda: locked(path)
@@ -99,8 +102,9 @@ def is_refused(queue: JobQueue) -> bool:
     return False
 
 
-def test_a_call_in_progress_for_too_long_refuses_those_that_wait_for_it() -> None:
+def test_a_call_in_progress_for_too_long_refuses_those_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first hang of all: no call has ended yet that would show it."""
+    monkeypatch.setattr(store_gate, "STALL_S", 0.3)
     gate, is_in, is_over = StoreGate(1), threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -117,7 +121,8 @@ def test_a_call_in_progress_for_too_long_refuses_those_that_wait_for_it() -> Non
         is_over.set()
         thread.join()
     assert [entry["event"] for entry in logs] == ["job_store_hangs"]
-    assert logs[0]["seconds"] >= STALL_S
+    assert logs[0]["seconds"] >= 0.3
+    monkeypatch.undo()
     with gate.entering():  # the thread is free again, and finds out that the store answers
         pass
     with ThreadPoolExecutor(8) as pool:  # calls of a store that answers take turns
@@ -173,7 +178,7 @@ def test_leases_go_on_while_many_jobs_expire(
             is_over.wait()
         return b"1"
 
-    num_expired = 200
+    num_expired = 100  # more than a lease lists
     for kind in kinds:
         for _ in range(num_expired // len(kinds)):
             job, _ = queue.submit("o", b'"expires"')

@@ -11,7 +11,6 @@ import pytest
 from redis import Redis
 
 from gateway.jobs.queue import LEASE_S, MAX_ATTEMPTS, JobQueue
-from gateway.jobs.sqlite import SqliteStore
 from gateway.jobs.store import REMEMBERED_S, Job, JobStore
 from shared.errors import InvalidRequest, JobExpired, Overloaded, QuotaExceeded, UnknownJob
 from tests.gateway.jobs.conftest import Clock, MakeQueue
@@ -202,16 +201,6 @@ def test_an_idempotency_key_makes_one_job(queue: JobQueue) -> None:
     assert submit(queue, b"1", owner="other", key="k").id != job.id
     queue.finish(lease(queue), "succeeded", result=b"1")
     assert submit(queue, b"1", key="k").result == b"1"
-
-
-def test_a_new_file_can_be_opened_by_several_at_once(tmp_path: Path) -> None:
-    """SQLite refuses one of two connections that switch a new file to WAL at the same time, without waiting."""
-    with ThreadPoolExecutor(6) as pool:
-        for number in range(20):
-            stores = [SqliteStore(tmp_path / f"{number}.sqlite3") for _ in range(6)]
-            assert list(pool.map(SqliteStore.num_open, stores)) == [0] * 6
-            for store in stores:
-                store.close()
 
 
 def test_an_idempotency_key_makes_one_job_under_concurrency(make_queue: MakeQueue) -> None:
