@@ -176,17 +176,17 @@ def test_a_purge_expires_what_no_client_reads(
     queue.finish(lease(queue), "succeeded", result=CANARY)
     lease(queue)
     clock.offset_s += 3601
-    assert queue.purge() == 3
+    assert sum(iter(queue.purge, 0)) == 3  # a purge takes a bounded time
     store = open_again()
     jobs = [store.read(job_id) for job_id in ids]
     assert [(job.state, job.result, job.request) for job in jobs if job] == [("expired", b"", b"")] * 3
 
 
 def test_a_running_job_does_not_expire(make_queue: MakeQueue, clock: Clock) -> None:
-    queue = make_queue(ttl_s=1.0)
+    queue = make_queue(ttl_s=2.5)
     submit(queue)
     job = lease(queue)
-    clock.offset_s += 2
+    clock.offset_s += 3
     assert queue.purge() == 0
     assert queue.find(job.id, "o").state == "running"
     assert queue.finish(job, "succeeded", result=b"1")
