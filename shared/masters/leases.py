@@ -1,9 +1,9 @@
 """Which worker holds which slot, as the master and its workers see it through memory shared across fork.
 
-Every shared word has one writer, so no update can be lost: the master writes a slot's newest age, its counts and
-whether the pool stops; each worker writes the word that reports it as warm. State that only the master changes and no
-worker reads is not shared; a worker has a copy of it as of its fork. This module knows ages and slots, nothing of
-models, sockets or gunicorn.
+Every shared word has one writer, so no update can be lost: the master writes a slot's counts and whether the pool
+stops; each worker writes the word that reports it as warm. State that only the master changes and no worker reads is
+not shared; a worker has a copy of it as of its fork. This module knows ages and slots, nothing of models, sockets or
+gunicorn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Leases:
                 whose aligned 8-byte accesses are atomic.
         """
         size = self.num_words(num_slots, max_generations)
-        # Each slot's newest age, each slot's warm words, each slot's counts, and whether the pool stops.
+        # Each slot's warm words, each slot's counts, and whether the pool stops.
         self._words = memoryview(mmap.mmap(-1, 8 * size)).cast("q") if words is None else words
         self._num_slots = num_slots
         self._max_generations = max_generations
@@ -40,7 +40,7 @@ class Leases:
 
     @staticmethod
     def num_words(num_slots: int, max_generations: int) -> int:
-        return num_slots * (1 + max_generations + len(COUNTS)) + 1
+        return num_slots * (max_generations + len(COUNTS)) + 1
 
     def lease(self, age: int, slot: int) -> None:
         """Give a slot to the worker `age`: the first holder of a free slot, else the successor of those that hold it.
@@ -52,7 +52,6 @@ class Leases:
         self._slot_of[age] = slot
         if free_row is not None:
             self._row_of[age] = free_row
-        self._words[slot] = age
 
     def free(self, age: int) -> None:
         """Take back the slot of a worker whose process has ended. To be called in the master."""
@@ -63,15 +62,10 @@ class Leases:
         warm_ages = self._warm_ages(slot)
         has_failed = max(warm_ages) < age
         self._failures[slot] = (self._num_failures(slot, warm_ages) + 1 if has_failed else 0, warm_ages)
-        self._words[slot] = max(self.holders(slot), default=0)
 
     def holders(self, slot: int) -> list[int]:
         """Ages that hold a slot, oldest first; in a worker, as of its fork."""
         return sorted(age for age, held in self._slot_of.items() if held == slot)
-
-    def is_superseded(self, slot: int, age: int) -> bool:
-        """Whether a newer generation holds the slot too."""
-        return self._words[slot] > age
 
     def is_warm(self, slot: int, age: int) -> bool:
         """Whether the worker has reported that its model is warm."""
@@ -120,11 +114,11 @@ class Leases:
         return count if warm_ages == warm_ages_then else 0  # else a worker became warm since
 
     def _warm_words(self, slot: int) -> range:
-        start = self._num_slots + slot * self._max_generations
+        start = slot * self._max_generations
         return range(start, start + self._max_generations)
 
     def _count_words(self, slot: int) -> range:
-        start = self._num_slots * (1 + self._max_generations) + slot * len(COUNTS)
+        start = self._num_slots * self._max_generations + slot * len(COUNTS)
         return range(start, start + len(COUNTS))
 
     def _warm_ages(self, slot: int) -> list[int]:

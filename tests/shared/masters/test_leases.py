@@ -6,7 +6,7 @@ import copy
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,16 +19,13 @@ def test_a_reload_gives_each_slot_a_second_generation() -> None:
     for slot in (0, 1):
         leases.lease(1 + slot, slot)
         leases.mark_warm(slot, 1 + slot)
-    assert not leases.is_superseded(0, 1)
     for slot in (0, 1):
         leases.lease(3 + slot, slot)
     assert [leases.holders(slot) for slot in (0, 1)] == [[1, 3], [2, 4]]
-    assert leases.is_superseded(0, 1)
     assert (leases.is_warm(0, 3), leases.successor_is_warm(0, 1)) == (False, False)
     leases.mark_warm(0, 3)
     assert (leases.is_warm(0, 3), leases.successor_is_warm(0, 1)) == (True, True)
     assert not leases.successor_is_warm(1, 2)
-    assert not leases.is_superseded(0, 3)
 
 
 def test_a_generation_beyond_the_limit_is_leased_but_never_seen_warm() -> None:
@@ -36,7 +33,6 @@ def test_a_generation_beyond_the_limit_is_leased_but_never_seen_warm() -> None:
     for age in (1, 2, 3):
         leases.lease(age, 0)
     leases.mark_warm(0, 3)
-    assert leases.is_superseded(0, 2)
     assert not leases.successor_is_warm(0, 2)
     leases.free(1)
     leases.lease(4, 0)
@@ -72,43 +68,10 @@ def test_leases_are_seen_across_fork() -> None:
 
 
 # Linearizability: each process runs in a thread that stops before each load and store of a shared word, and
-# `interleavings` runs every order of these accesses. Each outcome must equal that of some order of whole operations,
-# which `Sequential` computes.
+# `interleavings` runs every order of these accesses. Each outcome must equal that of some order of whole operations.
 
 Operation = tuple[Any, ...]  # a method's name and its arguments
 Outcome = tuple[Any, ...]  # what the operations returned, and what every process reads at the end
-
-
-class Sequential:
-    """Reference model: one slot's leases where no two operations overlap."""
-
-    def __init__(self) -> None:
-        self.ages: list[int] = []
-        self.warm: set[int] = set()
-        self.failures = 0
-
-    def lease(self, age: int, _slot: int) -> None:
-        self.ages.append(age)
-
-    def free(self, age: int) -> None:
-        self.ages.remove(age)
-        self.failures = 0 if any(warm >= age for warm in self.warm) else self.failures + 1
-
-    def mark_warm(self, _slot: int, age: int) -> None:
-        self.warm.add(age)
-        self.failures = 0
-
-    def is_superseded(self, _slot: int, age: int) -> bool:
-        return any(other > age for other in self.ages)
-
-    def successor_is_warm(self, _slot: int, age: int) -> bool:
-        return any(warm > age for warm in self.warm)
-
-    def num_failures(self, _slot: int) -> int:
-        return self.failures
-
-    def holders(self, _slot: int) -> list[int]:
-        return sorted(self.ages)
 
 
 class Process:
@@ -179,44 +142,34 @@ class Scenario:
         self.processes = [master, *workers.values()]
         self._ages = list(workers)
 
-    def start(self) -> tuple[list[Process], Callable[[], Outcome]]:
-        """The processes before their first step, and a function that returns the outcome after their last."""
+    def fork(self) -> list[Leases]:
+        """The state of each process before its first operation."""
         master = Leases(1, max_generations=3, words=Words([0] * Leases.num_words(1, 3)))
         forked = {0: master}
         for name, *args in self.before:
-            actor = forked[args[1]] if name == "mark_warm" else master
-            getattr(actor, name)(*args)
+            getattr(forked[args[1]] if name == "mark_warm" else master, name)(*args)
             if name == "lease":
                 forked[args[0]] = copy.deepcopy(master)
-        copies = [master, *(forked[age] for age in self._ages)]
-        processes = [Process(*pair) for pair in zip(copies, self.processes, strict=True)]
-
-        def outcome() -> Outcome:
-            return (*(tuple(process.returned) for process in processes), look(master, copies))
-
-        return processes, outcome
+        return [master, *(forked[age] for age in self._ages)]
 
     def sequential(self) -> set[Outcome]:
         """The outcomes of every order of whole operations."""
         outcomes = set()
         owners = [number for number, operations in enumerate(self.processes) for _ in operations]
         for order in set(itertools.permutations(owners)):
-            reference = Sequential()
-            for name, *args in self.before:
-                getattr(reference, name)(*args)
-            left = [iter(operations) for operations in self.processes]
-            returned: list[list[Any]] = [[] for _ in self.processes]
+            copies, left = self.fork(), [iter(operations) for operations in self.processes]
+            returned: list[list[Any]] = [[] for _ in copies]
             for number in order:
                 name, *args = next(left[number])
-                returned[number].append(getattr(reference, name)(*args))
-            outcomes.add((*map(tuple, returned), look(reference, [reference] * len(self.processes))))
+                returned[number].append(getattr(copies[number], name)(*args))
+            outcomes.add(outcome_of(copies, returned))
         return outcomes
 
 
-def look(master: Any, copies: Sequence[Any]) -> Outcome:
-    """The master's counts and holders, and every process's view of each generation."""
-    seen = [(copied.is_superseded(0, age), copied.successor_is_warm(0, age)) for copied in copies for age in range(6)]
-    return (master.num_failures(0), tuple(master.holders(0)), tuple(seen))
+def outcome_of(copies: Sequence[Leases], returned: Sequence[Sequence[Any]]) -> Outcome:
+    """What was returned, the master's counts and holders, and every process's view of each generation."""
+    seen = [copied.successor_is_warm(0, age) for copied in copies for age in range(6)]
+    return (*map(tuple, returned), copies[0].num_failures(0), tuple(copies[0].holders(0)), tuple(seen))
 
 
 def interleavings(scenario: Scenario) -> Iterator[Outcome]:
@@ -224,14 +177,15 @@ def interleavings(scenario: Scenario) -> Iterator[Outcome]:
     prefixes: list[tuple[int, ...]] = [()]
     while prefixes:
         schedule = list(prefixes.pop())
-        processes, outcome = scenario.start()
+        copies = scenario.fork()
+        processes = [Process(*pair) for pair in zip(copies, scenario.processes, strict=True)]
         for number in schedule:
             processes[number].step()
         while ready := [number for number, process in enumerate(processes) if not process.is_done]:
             prefixes += [(*schedule, number) for number in ready[1:]]
             schedule.append(ready[0])
             processes[ready[0]].step()
-        yield outcome()
+        yield outcome_of(copies, [process.returned for process in processes])
 
 
 SERVING: list[Operation] = [("lease", 1, 0), ("mark_warm", 0, 1)]
@@ -270,7 +224,7 @@ RELOADING: list[Operation] = [*SERVING, ("lease", 2, 0)]
             Scenario(
                 [*SERVING, ("lease", 2, 0), ("mark_warm", 0, 2), ("free", 1)],
                 [("lease", 3, 0)],
-                {2: [("is_superseded", 0, 2), ("successor_is_warm", 0, 2)]},
+                {2: [("successor_is_warm", 0, 2)] * 2},
             ),
             id="a warm word is reused",
         ),
@@ -278,7 +232,7 @@ RELOADING: list[Operation] = [*SERVING, ("lease", 2, 0)]
             Scenario(
                 [*RELOADING, ("free", 2), ("lease", 3, 0)],
                 [("free", 3)],
-                {1: [("is_superseded", 0, 1), ("successor_is_warm", 0, 1)]},
+                {1: [("successor_is_warm", 0, 1)] * 2},
             ),
             id="reads while the new generation crashes again",
         ),
