@@ -88,7 +88,7 @@ def make_routes(
     if settings.server.sagemaker:
         ready = ReadyResource(admission, is_draining, needs_every_model=False)
         dialects = {
-            "input": Dialect(PatsnapResponder(starter).respond),
+            "input": Dialect(PatsnapResponder(tgi).respond),
             "inputs": Dialect(tgi.respond, TGI_ERRORS),
             "text_inputs": Dialect(JumpStartResponder(tgi).respond, TGI_ERRORS),
             "prompt": Dialect(completions.respond, OPENAI_ERRORS),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,7 +18,6 @@ import falcon
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.api.callers import caller_of
 from gateway.api.error_formats import PROBLEM_DETAILS, ErrorFormat
 from gateway.api.peer_fields import PEER_FIELDS
 from gateway.api.tgi import TgiResponder
@@ -28,25 +26,29 @@ from gateway.api.tgi_schema import (
     MAX_INPUT_CHARS,
     NEUTRAL,
     Inputs,
+    TgiGeneration,
     TgiParameters,
     TgiRequest,
     check_parameters,
 )
-from gateway.api.tolerance import PeerField, TolerantParser
-from gateway.generation.request import GenerationSpec, generation_spec
-from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionResult, by_prompt, no_completion_error, selection_policy
+from gateway.api.tolerance import PeerField, TolerantParser, Tolerated
 from shared.errors import FieldError, InvalidJson, InvalidRequest, TercetError
 from shared.parsing import members_of, replace_lone_surrogates
-from shared.protocol import Sampling
 
 # SageMaker passes it on from the client's `CustomAttributes`.
 ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _SESSION = re.compile(r"(?:^|[;,])\s*session=([^;,\s]{1,128})")
 # Values of the deployment that Patsnap published: three texts for each input, up to ten inputs a request.
-NUM_OUTPUTS = 3
 MAX_INPUTS = 10
-MAX_PROMPT_TOKENS = 256
+PARAMETERS = TgiParameters(
+    num_return_sequences=3,
+    max_new_tokens=20,
+    truncate=256,
+    temperature=1.0,
+    top_k=50,
+    top_p=0.95,
+    return_full_text=True,
+)
 _Input = Annotated[str, Meta(max_length=MAX_INPUT_CHARS)]
 _encode = msgspec.json.Encoder().encode
 Respond = Callable[[falcon.Request, falcon.Response, bytes], None]
@@ -203,37 +205,22 @@ parse_patsnap_request = TolerantParser(PatsnapRequest, {**PEER_FIELDS, **dict.fr
 class PatsnapResponder:
     """Answers `{"input": …}` with the default model's completions, unchanged."""
 
-    def __init__(self, starter: RequestStarter) -> None:
-        self._starter = starter
+    def __init__(self, tgi: TgiResponder) -> None:
+        self._tgi = tgi
 
     def respond(self, req: falcon.Request, resp: falcon.Response, body: bytes) -> None:
         """
         Raises:
-            InvalidJson, InvalidRequest: the request is wrong.
-            QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
-            TercetError: a text is missing.
+            TercetError: as `TgiResponder.generations`, or one of a text's completions is missing.
         """
-        started_at = time.monotonic()
-        caller = caller_of(req)
-        with self._starter.counting(caller):
+
+        def parse() -> Tolerated[TgiRequest]:
             parsed = parse_patsnap_request(body)
-            req.context.num_ignored = parsed.num_unknown
-            found = parsed.request.input
-            inputs = [found] if isinstance(found, str) else found
-            spec = generation_spec(
-                caller,
-                self._starter.default_model,
-                Sampling(),
-                prompts=tuple(inputs),
-                max_prompt_tokens=MAX_PROMPT_TOKENS,
-                num_completions=NUM_OUTPUTS,
-                deadline=self._starter.deadline(started_at),
-            )
-            with self._starter.started(caller, spec, selection_policy(spec, similarity=100.0)) as started:
-                result = started.result()
-        texts = _texts(inputs, spec, result)
-        output = texts[0] if isinstance(found, str) else texts
-        resp.data = _encode(PatsnapResponse(output=output, warnings=parsed.warnings or UNSET))
+            request = TgiRequest(inputs=parsed.request.input, parameters=PARAMETERS)
+            return Tolerated(request, parsed.warnings, parsed.num_unknown)
+
+        request, found = self._tgi.generations(req, parse, needs_all=True)
+        resp.data = _encode(PatsnapResponse(output=_texts(request, found), warnings=found[0][0].warnings))
 
 
 class JumpStartRequest(TgiParameters, kw_only=True, frozen=True):
@@ -263,23 +250,18 @@ class JumpStartResponder:
         Raises:
             TercetError: as `TgiResponder.generations`.
         """
-        parsed = parse_jumpstart_request(body)
-        req.context.num_ignored = parsed.num_unknown
-        request = TgiRequest(inputs=parsed.request.text_inputs, parameters=parsed.request)
-        check_parameters(parsed.request, len(request.prompts))
-        generations = self._tgi.generations(req, request, parsed.warnings)
-        texts = [[one.generated_text for one in found] for found in generations]
-        response = JumpStartResponse(generated_texts=texts[0] if isinstance(request.inputs, str) else texts)
-        response.warnings = generations[0][0].warnings
-        resp.data = _encode(response)
+
+        def parse() -> Tolerated[TgiRequest]:
+            parsed = parse_jumpstart_request(body)
+            request = TgiRequest(inputs=parsed.request.text_inputs, parameters=parsed.request)
+            check_parameters(parsed.request, len(request.prompts))
+            return Tolerated(request, parsed.warnings, parsed.num_unknown)
+
+        request, found = self._tgi.generations(req, parse)
+        resp.data = _encode(JumpStartResponse(generated_texts=_texts(request, found), warnings=found[0][0].warnings))
 
 
-def _texts(inputs: list[str], spec: GenerationSpec, result: SelectionResult) -> list[list[str]]:
-    """
-    Raises:
-        TercetError: a text is missing.
-    """
-    if result.failures:
-        raise no_completion_error(result.failures, faster="send fewer inputs")
-    found = by_prompt(spec, result.suggestions)
-    return [[text + suggestion.text for suggestion in found[number]] for number, text in enumerate(inputs)]
+def _texts(request: TgiRequest, generations: list[list[TgiGeneration]]) -> list[str] | list[list[str]]:
+    """The texts of each input, or of the only one."""
+    texts = [[one.generated_text for one in found] for found in generations]
+    return texts[0] if isinstance(request.inputs, str) else texts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -36,6 +37,7 @@ from gateway.api.tgi_schema import (
     parse_tgi_body,
     parse_tgi_request,
 )
+from gateway.api.tolerance import Tolerated
 from gateway.generation.request import Caller, generation_spec
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.selection import SelectionResult, selection_policy
@@ -87,18 +89,9 @@ class TgiResponder:
             QuotaExceeded, Overloaded, NotReady, Superseded, ClientGone: it was not started, or cancelled.
             PromptTooLong, NoCompletion, DeadlineExceeded: it has no completion.
         """
-        started_at = time.monotonic()
-        caller = caller_of(req)
         with ExitStack() as stack:
-            stack.enter_context(self._starter.counting(caller))
-            parsed = parse_tgi_request(body)
-            req.context.num_ignored = parsed.num_unknown
-            request = parsed.request
-            is_streamed = form == "stream" or bool(request.stream)
-            if is_streamed:
-                check_streamable(request)
-            answer, started = self._started(stack, req, request, parsed.warnings, started_at, is_streamed=is_streamed)
-            if is_streamed:
+            request, answer, started = self._started(stack, req, lambda: parse_tgi_request(body), form)
+            if started.context.spec.is_streamed:
                 events = started.events()
                 first = next(events)
                 if isinstance(first, SelectionResult):
@@ -112,30 +105,34 @@ class TgiResponder:
         answers = [generations[0] if is_single else generations for generations in found]
         resp.data = _encode(answers[0] if isinstance(request.inputs, str) else answers)
 
-    def generations(self, req: falcon.Request, request: TgiRequest, warnings: list[str]) -> list[list[TgiGeneration]]:
-        """Completions of each input of a checked request, for a dialect that has these parameters.
+    def generations(
+        self, req: falcon.Request, parse: Callable[[], Tolerated[TgiRequest]], *, needs_all: bool = False
+    ) -> tuple[TgiRequest, list[list[TgiGeneration]]]:
+        """The request, and completions of each of its inputs, for a dialect that is parsed into this one.
+
+        Args:
+            needs_all: whether it fails if one of the completions does.
 
         Raises:
             TercetError: as `respond`.
         """
-        started_at = time.monotonic()
         with ExitStack() as stack:
-            stack.enter_context(self._starter.counting(caller_of(req)))
-            answer, started = self._started(stack, req, request, warnings, started_at, is_streamed=False)
+            request, answer, started = self._started(stack, req, parse)
             result = started.result()
-        return answer.generations(result)
+        return request, answer.generations(result, needs_all=needs_all)
 
     def _started(
-        self,
-        stack: ExitStack,
-        req: falcon.Request,
-        request: TgiRequest,
-        warnings: list[str],
-        started_at: float,
-        *,
-        is_streamed: bool,
-    ) -> tuple[TgiAnswer, StartedRequest]:
+        self, stack: ExitStack, req: falcon.Request, parse: Callable[[], Tolerated[TgiRequest]], form: Form = "list"
+    ) -> tuple[TgiRequest, TgiAnswer, StartedRequest]:
+        started_at = time.monotonic()
         caller = caller_of(req)
+        stack.enter_context(self._starter.counting(caller))
+        parsed = parse()
+        req.context.num_ignored = parsed.num_unknown
+        request = parsed.request
+        is_streamed = form == "stream" or bool(request.stream)
+        if is_streamed:
+            check_streamable(request)
         model = self._starter.model(None, "model")
         parameters, more = self._resolve(request, model, caller, started_at)
         max_new_tokens = parameters.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
@@ -162,7 +159,7 @@ class TgiResponder:
             is_streamed=is_streamed,
         )
         started = stack.enter_context(self._starter.started(caller, spec, selection_policy(spec, self._similarity)))
-        return TgiAnswer(request.prompts, parameters, [*warnings, *more], spec, req.context), started
+        return request, TgiAnswer(request.prompts, parameters, [*parsed.warnings, *more], spec, req.context), started
 
     def _resolve(
         self, request: TgiRequest, model: Model, caller: Caller, started_at: float

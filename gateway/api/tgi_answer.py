@@ -56,14 +56,14 @@ class TgiAnswer:
         self._spec = spec
         self._log = log
 
-    def generations(self, result: SelectionResult) -> list[list[TgiGeneration]]:
+    def generations(self, result: SelectionResult, *, needs_all: bool = False) -> list[list[TgiGeneration]]:
         """Completions of each prompt, best first: as many as `num_return_sequences`, and one without it.
 
         Raises:
-            TercetError: a prompt has no completion.
+            TercetError: a prompt has no completion, or with `needs_all` one too few.
         """
         suggestions = by_prompt(self._spec, self._suggestions(result))
-        if len(suggestions) < len(self._prompts):
+        if len(suggestions) < len(self._prompts) or (needs_all and result.failures):
             raise no_completion_error(result.failures, faster="send fewer inputs or a lower max_new_tokens")
         found = [self._of_prompt(prompt, suggestions[number]) for number, prompt in enumerate(self._prompts)]
         if self._warnings:

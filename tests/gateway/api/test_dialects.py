@@ -355,7 +355,8 @@ def test_a_request_without_an_answer_in_time(make_api: MakeApi, dialect: Dialect
     api = make_api(hang)
     statuses: dict[Dialect, tuple[int, str]] = {OWN: (504, "deadline_exceeded"), OPENAI: (504, "deadline_exceeded")}
     expected = statuses.get(dialect, (500, "incomplete_generation"))
-    for fields in ({}, {"stream": True}) if dialect is OPENAI else ({},):
+    streams: list[dict[str, Any]] = [{}, {"stream": True}] if dialect is OPENAI else [{}]
+    for fields in streams:
         answer = dialect.post(api, max_time=0.1, **fields)
         assert (answer.status_code, code_and_message(answer)[0]) == expected
         assert int(answer.headers["retry-after"]) >= 1
@@ -368,7 +369,8 @@ def test_an_error_after_the_first_event_is_the_last_one(make_api: MakeApi, diale
         yield Token(text=" w", token_id=1, logprob=-1.0, token_text=" w", begin=0)
         yield Hang()
 
-    answer = dialect.post(make_api(begin), max_time=0.2, **({} if dialect is STREAM else {"stream": True}))
+    fields: dict[str, Any] = {} if dialect is STREAM else {"stream": True}
+    answer = dialect.post(make_api(begin), max_time=0.2, **fields)
     assert answer.status_code == 200
     *_, last, rest = answer.text.split("\n\n")
     assert rest == ""

@@ -112,6 +112,7 @@ def test_every_field_is_documented(parser: BodyParser[Any] | TolerantParser[Any]
 
 def test_what_changes_nothing_is_ignored_without_a_word(api: Api) -> None:
     """Besides the published defaults: what bug reports, SDKs, editors and proxies send."""
+    fields: dict[str, Any]
     for fields in (
         {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"},
         {"tools": [], "tool_choice": "none", "functions": None, "image_data": [], "guided_json": None, "samplers": []},
@@ -130,7 +131,7 @@ def test_what_changes_nothing_is_ignored_without_a_word(api: Api) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/"])
 def test_what_would_change_the_answer_is_named(api: Api, path: str) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "top_a": 0.2,
         "min_tokens": 3,
         "mirostat": 2,
