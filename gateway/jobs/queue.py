@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from gateway.jobs import store as transitions
-from gateway.jobs.store import Job, JobStore, encode_job
+from gateway.jobs.store import Job, JobStore, Queue, encode_job
 from gateway.jobs.store_gate import StoreGate
 from shared.errors import (
     BodyTooLarge,
@@ -208,8 +208,7 @@ class JobQueue:
         """Store the outcome and erase the request. False: the lease is lost, and nothing is stored."""
         ended = transitions.finish(job, state, self._clock(), self._ttl_s, result, error)
         if self._store.max_bytes is not None and len(encode_job(ended)) > self._store.max_bytes:
-            error = _TOO_LARGE.problem()
-            return self.finish(job, "failed", error=error)
+            state, result, error = "failed", b"", _TOO_LARGE.problem()
         is_stored = self._update(
             job, lambda current: transitions.finish(current, state, self._clock(), self._ttl_s, result, error)
         )
@@ -233,19 +232,16 @@ class JobQueue:
         now = self._clock()
         erases_until = time.monotonic() + ERASING_S
         num_erased = 0
-        for queue in ("final", "open"):
-            for job_id in self._store.due(queue, now, _BATCH):
-                job = self._store.read(job_id)
-                if job is not None and job.state != "expired" and job.is_expired(now):
-                    num_erased += self._expire(job)
-                    if time.monotonic() >= erases_until:
-                        return num_erased
-        for job_id in self._store.due("expired", now, _BATCH):
-            job = self._store.read(job_id)
-            if job is not None and job.state == "expired" and job.due_at <= now and self._store.delete(job):
+        queues: tuple[Queue, ...] = ("final", "open", "expired")
+        for job_id in (found for queue in queues for found in self._store.due(queue, now, _BATCH)):
+            if (job := self._store.read(job_id)) is None or not job.is_expired(now):
+                continue
+            if job.state != "expired":
+                num_erased += self._expire(job)
+            elif job.due_at <= now and self._store.delete(job):
                 self.num_cleared += 1
-                if time.monotonic() >= erases_until:
-                    break
+            if time.monotonic() >= erases_until:
+                break
         return num_erased
 
     def close(self) -> None:
