@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import falcon
 import msgspec
@@ -29,6 +30,11 @@ def event(name: str | None, data: object) -> bytes:
     """An event, encoded. Its data is JSON, which contains no line end, so it is a single line."""
     line = b"data: %s\n\n" % _encode(data)
     return line if name is None else b"event: %s\n%s" % (name.encode(), line)
+
+
+def begun(events: Iterator[bytes]) -> Iterator[bytes]:
+    """The events, once there is a first one: what is raised before it can still have a status of its own."""
+    return chain([next(events)], events)
 
 
 def stream(

@@ -10,7 +10,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import falcon
@@ -40,7 +39,7 @@ from gateway.api.tgi_schema import (
 from gateway.api.tolerance import Tolerated
 from gateway.generation.request import Caller, generation_spec
 from gateway.generation.request_starter import RequestStarter
-from gateway.generation.selection import SelectionResult, selection_policy
+from gateway.generation.selection import selection_policy
 from gateway.generation.suggestions import StartedRequest
 from gateway.generation.trimming import MIN_TOKENS
 from gateway.pool.admission import Admission
@@ -92,12 +91,8 @@ class TgiResponder:
         with ExitStack() as stack:
             request, answer, started = self._started(stack, req, lambda: parse_tgi_request(body), form)
             if started.context.spec.is_streamed:
-                events = started.events()
-                first = next(events)
-                if isinstance(first, SelectionResult):
-                    answer.check(first)
-                encoded = answer.events(chain([first], events))
-                sse.stream(resp, encoded, TGI_ERRORS, req.context.id, stack.pop_all().close)
+                events = sse.begun(answer.events(started.events()))
+                sse.stream(resp, events, TGI_ERRORS, req.context.id, stack.pop_all().close)
                 return
             result = started.result()
         found = answer.generations(result)

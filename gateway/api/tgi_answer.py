@@ -144,21 +144,14 @@ class TgiAnswer:
             )
         return held
 
-    def check(self, result: SelectionResult) -> None:
-        """
-        Raises:
-            TercetError: there is no completion.
-        """
-        if not result.suggestions:
-            raise no_completion_error(result.failures, faster="send a lower max_new_tokens")
-
     def _suggestions(self, result: SelectionResult) -> list[Suggestion]:
         """The completions; also fills in what the middleware logs.
 
         Raises:
             TercetError: there are none.
         """
-        self.check(result)
+        if not result.suggestions:
+            raise no_completion_error(result.failures, faster="send a lower max_new_tokens")
         slowest = max(result.suggestions, key=lambda suggestion: suggestion.result.time_s).result.done
         self._log.timing = {"queue": slowest.queue_ms, "prefill": slowest.prefill_ms, "decode": slowest.decode_ms}
         self._log.log = {"model": self._spec.model, "completions": len(result.suggestions)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import falcon
@@ -120,11 +119,7 @@ class CompletionsResource:
             started = stack.enter_context(self._starter.started(caller, spec, policy))
             answer = _Answer(request, [*parsed.warnings, *warnings], started.context, req.context)
             if request.stream:
-                events = started.events()
-                first = next(events)
-                if isinstance(first, SelectionResult):
-                    answer.check(first)
-                chunks = answer.chunks(chain([first], events))
+                chunks = sse.begun(answer.chunks(started.events()))
                 sse.stream(resp, chunks, OPENAI_ERRORS, req.context.id, stack.pop_all().close)
                 return
             result = started.result()

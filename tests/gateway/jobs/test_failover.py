@@ -178,7 +178,7 @@ def test_sentinels_lead_to_the_primary_of_the_moment(tmp_path: Path, has_tls: bo
         if has_tls:
             tls_port = free_port()
             settings = [f"tls-port {tls_port}", *(f"{name.replace('_', '-')} {value}" for name, value in tls.items())]
-        watcher = stack.enter_context(sentinel(tmp_path, *servers, *settings, tls=has_tls))
+        watcher = stack.enter_context(sentinel(tmp_path, servers[0], servers[1], *settings, tls=has_tls))
         port = watcher.connection_pool.connection_kwargs["port"]
         url = f"redis+sentinel://:pass%3Aword@127.0.0.1:1,127.0.0.1:{port}/mymaster/0?sentinel_password=watch"
         if has_tls:
