@@ -15,8 +15,9 @@ REDIS_FORMS = (
     "redis+sentinel://user:password@host:port,host:port/name/db (or rediss+sentinel://)"
 )
 SENTINEL_PORT = 26379
-_HOST = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\]"
-_HOST_PORT = re.compile(rf"(?P<host>{_HOST})(:(?P<port>[0-9]{{1,5}}))?")
+# A host's name or address, IPv6 in brackets. `\d` would match the digits of every script.
+HOST = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\]"
+HOST_PORT = re.compile(rf"(?P<host>{HOST})(:(?P<port>[0-9]{{1,5}}))?")
 _DATABASE = re.compile(r"(/[0-9]{0,4})?")
 # The name that the Sentinels have for the primary, and the database.
 _SERVICE = re.compile(r"/(?P<name>[A-Za-z0-9._-]{1,100})(?P<database>(/[0-9]{0,4})?)")
@@ -50,7 +51,7 @@ def parse_redis_url(text: str) -> RedisUrl:
     scheme, _, kind = parts.scheme.partition("+")
     login, at, hosts = parts.netloc.rpartition("@")
     if not kind:
-        if _HOST_PORT.fullmatch(hosts) is None or not _DATABASE.fullmatch(parts.path):
+        if HOST_PORT.fullmatch(hosts) is None or not _DATABASE.fullmatch(parts.path):
             raise ValueError(f"must be {REDIS_FORMS}")
         return RedisUrl(text, (_address(hosts, 6379),))
     service = _SERVICE.fullmatch(parts.path)
@@ -68,7 +69,7 @@ def parse_redis_url(text: str) -> RedisUrl:
 
 
 def _address(text: str, default_port: int) -> tuple[str, int]:
-    match = _HOST_PORT.fullmatch(text)
+    match = HOST_PORT.fullmatch(text)
     port = default_port if match is None or match["port"] is None else int(match["port"])
     if match is None or not 0 < port < 65536:
         raise ValueError(f"has {text!r} where a host, or host:port with a port from 1 to 65535, must be")

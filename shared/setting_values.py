@@ -15,7 +15,7 @@ from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from shared.home import absolute_path, start_directory
-from shared.redis_urls import REDIS_SCHEMES, parse_redis_url
+from shared.redis_urls import HOST, HOST_PORT, REDIS_SCHEMES, parse_redis_url
 
 Dtype = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Placement = Literal["auto", "spread", "pack"]
@@ -23,12 +23,10 @@ Placement = Literal["auto", "spread", "pack"]
 _MODEL_ENTRY = re.compile(r"""(?:="[^"]*"|='[^']*'|[^,])+""")
 _COUNTED = re.compile(r"(.*)\*(\d{1,3})")
 _MODEL_NAME = re.compile(r"(synthetic:)?[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-# host:port, with IPv6 in brackets. `\d` would match the digits of every script.
-_HOST_PORT = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])(:(?P<port>[0-9]{1,5}))?")
-# As _HOST_PORT, with an optional range of ports and a path.
+# As HOST_PORT, with an optional range of ports and a path.
 _POOL_URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]{2,45}\])"
-    r":(?P<port>[0-9]{1,5})(-(?P<last_port>[0-9]{1,5}))?(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
+    rf"(?P<scheme>https?)://(?P<host>{HOST}):(?P<port>[0-9]{{1,5}})(-(?P<last_port>[0-9]{{1,5}}))?"
+    r"(?P<path>(/[A-Za-z0-9._~-]+)*)/?"
 )
 _PUBLIC_URL = re.compile(r"(?P<scheme>https?)://(?P<host>[^/?#@]+)(?P<path>(/[A-Za-z0-9._~-]+)*)/?", re.IGNORECASE)
 _HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -109,7 +107,7 @@ def _is_ip(host: str) -> bool:
 
 def _split_host_port(text: str) -> tuple[str, str] | None:
     """Host, in lower case and without brackets, and port ("" if absent); None if the text is nothing of the kind."""
-    match = _HOST_PORT.fullmatch(text)
+    match = HOST_PORT.fullmatch(text)
     if match is None:
         return None
     host = match["host"].lower()
