@@ -1,17 +1,119 @@
-"""`/v1/completions` and `/v1/models` in this process, over stub workers: prompts, choices and streams."""
+"""`/v1/completions` and `/v1/models` in this process: prompts, choices, streams, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import httpx2
+import openai
 import pytest
+from falcon import testing
+from openai import OpenAI
 
+from gateway.api.operation import JSON
+from shared.api_keys import new_key
 from shared.protocol import Accepted, GenerateRequest, Token, Top
 from tests.gateway.api.conftest import Api, MakeApi
-from tests.gateway.api.openai_stub import N_CTX, chunks_of, complete, joined, post, refuse, words
-from tests.gateway.generation.stubs import Step, completion, make_done
+from tests.gateway.api.test_openapi import declared_response, validator
+from tests.gateway.conftest import MakeGateway
+from tests.gateway.generation.stubs import Refusal, Step, completion, make_done
+
+N_CTX = 1024  # of the stub pool's model
+NAMES = {408: "token_id:408", 3: "bytes:\\xa9"}
+
+
+def words(request: GenerateRequest) -> Iterator[Step]:
+    """Completes with ` w<seed>` and further words; each is a token, as is each word or id of the prompt.
+
+    The log-probability of token `k`, from 1, is `-k`, plus a hundredth of the seed's last digit. Two tokens, 407 and
+    408, have the same text, so the second has a name, and token 3 is a part of a character. At temperature 0 the model
+    ends the text.
+    """
+    ids = request.prompt_ids if request.prompt_ids is not None else list(range(len((request.prompt or "").split())))
+    prompt = [f"<{id_}>" for id_ in ids] if request.prompt is None else [f"{word} " for word in request.prompt.split()]
+    texts = [f" w{request.seed}", *(f" x{k}" for k in range(1, 99))][: request.sampling.max_new_tokens]
+    begins = list(accumulate(map(len, texts), initial=0))
+    yield Accepted()
+
+    def top(k: int) -> list[Top]:
+        return [Top(407, " top", -k / 2), Top(408, " top", -k)][: request.logprobs]
+
+    def logprob(k: int) -> float:
+        return -k + request.seed % 10 / 100
+
+    has_logprobs = request.logprobs is not None
+    if request.stream:
+        for k, text in enumerate(texts, 1):
+            extra = {"token_text": text, "begin": begins[k - 1], "tops": top(k), "names": NAMES} if has_logprobs else {}
+            yield Token(text=text, token_id=k, logprob=logprob(k), **extra)  # type: ignore[arg-type]
+    yield make_done(
+        texts,
+        token_ids=list(range(1, len(texts) + 1)),
+        logprobs=[logprob(k) for k in range(1, len(texts) + 1)],
+        finish_reason="eos" if texts and request.sampling.temperature == 0 else "length",
+        num_prompt_tokens=len(ids),
+        cached_tokens=min(request.seed % 10, len(ids)),
+        token_texts=texts if has_logprobs else None,
+        tops=[top(k) for k in range(1, len(texts) + 1)] if has_logprobs else None,
+        prompt_text="".join(prompt) if request.echo else None,
+        prompt_ids=ids if request.echo else None,
+        prompt_token_texts=prompt if request.echo else None,
+        prompt_ends=list(accumulate(map(len, prompt))) if request.echo else None,
+        prompt_logprobs=[None, *(-float(k) for k in range(1, len(ids)))][: len(ids)] if has_logprobs else None,
+        prompt_tops=[None, *(top(k) for k in range(1, len(ids)))][: len(ids)] if has_logprobs else None,
+        names=NAMES if has_logprobs else None,
+    )
+
+
+def post(api: Api, **fields: Any) -> testing.Result:
+    """A prompt, a seed and few tokens are filled in."""
+    return api.post("/v1/completions", {"prompt": "He saw ", "seed": 40, "max_tokens": 2, **fields})
+
+
+def complete(api: Api, **fields: Any) -> dict[str, Any]:
+    response = post(api, **fields)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json
+    return answer
+
+
+def refuse(api: Api, status: int = 400, **fields: Any) -> dict[str, Any]:
+    """The error of a refused request."""
+    response = post(api, **fields)
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/json"), response.text
+    error: dict[str, Any] = response.json["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+def chunks_of(response: testing.Result) -> list[dict[str, Any]]:
+    """The chunks of a stream that ends properly."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream"
+    *events, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of a stream, their parts put together."""
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk["choices"]:
+            if part["index"] not in choices:
+                choices[part["index"]] = part
+                continue
+            whole = choices[part["index"]]
+            assert whole["finish_reason"] is None, "a part after the last"
+            whole["text"] += part["text"]
+            whole["finish_reason"] = part["finish_reason"]
+            for name, items in (part["logprobs"] or {}).items():
+                whole["logprobs"][name] += items
+    return [choices[index] for index in sorted(choices)]
 
 
 @pytest.fixture
@@ -77,13 +179,8 @@ def test_models(api: Api) -> None:
 
 def test_prompts_of_every_form_reach_the_worker(api: Api) -> None:
     forms: list[tuple[Any, list[Any]]] = [
-        ("a", ["a"]),
-        (["a", "b"], ["a", "b"]),
-        ([1, 2], [[1, 2]]),
-        ([[1, 2], [3]], [[1, 2], [3]]),
-        ("", [""]),
-        ([""], [""]),
-        ([[]], [[]]),
+        *(("a", ["a"]), (["a", "b"], ["a", "b"]), ("", [""]), ([""], [""])),
+        *(([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]]), ([[]], [[]])),
     ]
     for prompt, expected in forms:
         api.pool.workers[0].calls.clear()
@@ -96,21 +193,12 @@ def test_prompts_of_every_form_reach_the_worker(api: Api) -> None:
 
 
 def test_choices_come_prompt_by_prompt_with_the_same_seeds_for_each(api: Api) -> None:
-    answer = complete(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1)
-    assert [choice["text"] for choice in answer["choices"]] == [
-        "a w40",
-        "a w41",
-        "b b w40",
-        "b b w41",
-        "c c c w40",
-        "c c c w41",
-    ]
-    assert answer["usage"]["prompt_tokens"] == 1 + 2 + 3
-    assert answer["usage"]["completion_tokens"] == 6
-    assert (
-        joined(chunks_of(post(api, prompt=["a", "b b", "c c c"], n=2, echo=True, max_tokens=1, stream=True)))
-        == (answer["choices"])
-    )
+    fields = {"prompt": ["a", "b b", "c c c"], "n": 2, "echo": True, "max_tokens": 1}
+    answer = complete(api, **fields)
+    texts = [f"{prompt} w{seed}" for prompt in ("a", "b b", "c c c") for seed in (40, 41)]
+    assert [choice["text"] for choice in answer["choices"]] == texts
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (1 + 2 + 3, 6)
+    assert joined(chunks_of(post(api, **fields, stream=True))) == answer["choices"]
 
 
 def test_a_long_text_loses_its_beginning_unless_it_is_echoed(api: Api) -> None:
@@ -157,56 +245,17 @@ def test_log_probabilities_of_generated_tokens(api: Api) -> None:
     assert choice["logprobs"]["top_logprobs"] == [{" w40": -1}, {" x1": -2}]
 
 
-def test_tokens_with_the_same_text_are_all_reported(api: Api) -> None:
-    [choice] = complete(api, logprobs=2)["choices"]
-    assert choice["logprobs"]["top_logprobs"][1] == {" top": -1, "token_id:408": -2, " x1": -2}
-
-
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"echo": True}, {"n": 2}, {"n": 2, "stream": True}])
-def test_a_part_of_a_character_is_reported_by_its_bytes(make_api: MakeApi, fields: dict[str, Any]) -> None:
-    """The likelier first byte of "è" is another token, whose text is U+FFFD, too."""
-    tops = [[Top(3, "\ufffd", -0.5), Top(2, "\ufffd", -3.0)], [Top(4, "\ufffd", -0.1)]]
-    names = {2: "bytes:\\xc3", 3: "bytes:\\xe2\\x80", 4: "bytes:\\xa9"}
-
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        yield Accepted()
-        if request.stream:
-            for text, id_, logprob, top in [("", 2, -3.0, tops[0]), ("é", 4, -0.1, tops[1])]:
-                yield Token(
-                    text=text, token_id=id_, logprob=logprob, token_text="\ufffd", begin=0, tops=top, names=names
-                )
-        echo = {
-            "prompt_text": "é",
-            "num_prompt_tokens": 2,
-            "prompt_ids": [2, 4],
-            "prompt_token_texts": ["\ufffd"] * 2,
-            "prompt_ends": [0, 1],
-            "prompt_logprobs": [None, -0.1],
-            "prompt_tops": [None, tops[1]],
-        }
-        yield make_done(
-            ["", "é"],
-            token_ids=[2, 4],
-            logprobs=[-3.0, -0.1],
-            token_texts=["\ufffd"] * 2,
-            tops=tops,
-            names=names,
-            **(echo if request.echo else {}),
-        )
-
-    response = post(make_api(respond), prompt="é", logprobs=2, **fields)
+def test_a_token_whose_text_is_not_its_alone_is_reported_by_its_name(api: Api, fields: dict[str, Any]) -> None:
+    """A part of a character by its bytes: of the prompt, of the completion, and among the likeliest."""
+    response = post(api, prompt=[[1, 3, 22]], max_tokens=3, logprobs=2, **fields)
     choices = joined(chunks_of(response)) if "stream" in fields else response.json["choices"]
     assert len(choices) == fields.get("n", 1)
-    num_prompt = 2 if "echo" in fields else 0
     for choice in choices:
         scores = choice["logprobs"]
-        assert scores["tokens"][num_prompt:] == ["bytes:\\xc3", "bytes:\\xa9"]
-        assert scores["tokens"][:num_prompt] == ["bytes:\\xc3", "bytes:\\xa9"][:num_prompt]
-        assert scores["text_offset"] == [0, 0, 1, 1][: num_prompt + 2] if num_prompt else [0, 0]
-        assert scores["top_logprobs"][num_prompt:] == [
-            {"bytes:\\xe2\\x80": -0.5, "bytes:\\xc3": -3},
-            {"bytes:\\xa9": -0.1},
-        ]
+        assert scores["tokens"][-2:] == [" x1", "bytes:\\xa9"]
+        assert scores["tokens"][:-3] == (["<1>", "bytes:\\xa9", "<22>"] if "echo" in fields else [])
+        assert scores["top_logprobs"][-1].keys() == {" top", "token_id:408", "bytes:\\xa9"}
         for name, logprob, top in zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True):
             assert top is None or top[name] == logprob
 
@@ -281,3 +330,112 @@ def test_usage_comes_in_a_last_chunk_without_choices(api: Api) -> None:
     assert last["choices"] == []
     assert last["usage"] == complete(api, n=2)["usage"]
     assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+
+
+# Fields ------------------------------------------------------------------------------------------
+
+
+def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(api: Api) -> None:
+    [warning] = complete(api, max_tokens=4096)["warnings"]
+    assert "max_tokens" in warning
+    [call] = api.pool.workers[0].calls
+    assert (call.sampling.max_new_tokens, call.max_prompt_tokens) == (N_CTX // 2, N_CTX - N_CTX // 2)
+    assert "warnings" not in complete(api, max_tokens=N_CTX - 1)
+
+
+def test_the_completions_before_a_suffix_are_in_the_order_of_their_fits(make_api: MakeApi) -> None:
+    def fills(request: GenerateRequest) -> Iterator[Step]:
+        yield Accepted()
+        text = f" w{request.seed}"
+        yield make_done([text, " x"], text=text, ends=[len(text)] * 2, fit=float(request.seed % 10))
+
+    api = make_api(fills)
+    answer = complete(api, suffix=" the end", n=3)
+    assert [choice["text"] for choice in answer["choices"]] == [" w42", " w41", " w40"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert "warnings" not in answer
+    [best] = complete(api, suffix=" the end", best_of=3)["choices"]
+    assert best["text"] == " w42"
+    chunks = chunks_of(post(api, suffix=" the end", n=2, stream=True))
+    texts = {part["index"]: part["text"] for chunk in chunks for part in chunk["choices"]}
+    assert texts == {0: " w40", 1: " w41"}
+    assert {(call.suffix, call.stream) for call in api.pool.workers[0].calls} == {(" the end", False)}
+    post(api, suffix=" the end", max_tokens=0, echo=True)  # nothing is generated
+    assert api.pool.workers[0].calls[-1].suffix == ""
+
+
+# Errors ------------------------------------------------------------------------------------------
+
+
+def test_a_choice_that_is_missing_is_an_error(make_api: MakeApi) -> None:
+    """A caller of an SDK indexes the choices."""
+
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        if request.seed == 41:
+            yield Refusal(500, "failed")
+        else:
+            yield from words(request)
+
+    response = post(make_api(respond), n=3)
+    assert (response.status_code, response.json["error"]["type"]) == (503, "server_error")
+
+
+def test_a_text_that_is_cut_by_the_time_limit_has_the_reason_length(make_api: MakeApi) -> None:
+    def respond(request: GenerateRequest) -> Iterator[Step]:
+        yield from completion(request, " the sea", finish_reason="deadline")
+
+    [choice] = complete(make_api(respond))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (" the sea", "length")
+
+
+def test_what_is_not_served_is_an_error_that_says_what_is(api: Api) -> None:
+    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/files")):
+        response = api.request(method, path, body=b"{}")
+        assert (response.status_code, response.json["error"]["code"]) == (404, "not_found")
+        assert "POST /v1/completions" in response.json["error"]["message"]
+    for method, path in (("GET", "/v1/completions"), ("POST", "/v1/models")):
+        response = api.request(method, path, body=b"{}")
+        assert (response.status_code, response.json["error"]["code"]) == (405, "method_not_allowed")
+
+
+def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "first", rate=2)[0]
+    transport = httpx2.WSGITransport(app=make_gateway(keys=str(tmp_path / "keys")).app)
+    with OpenAI(
+        base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport)
+    ) as sdk:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            sdk.with_options(api_key="wrong").models.list()
+        assert [model.id for model in sdk.models.list()] == ["small", "medium"]
+        with pytest.raises(openai.NotFoundError):
+            sdk.chat.completions.create(model="small", messages=[])
+        with pytest.raises(openai.RateLimitError) as limited:
+            sdk.completions.create(model="small", prompt="a")
+    assert (refused.value.type, refused.value.code) == ("authentication_error", "invalid_api_key")
+    assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
+    assert int(limited.value.response.headers["retry-after"]) >= 1
+
+
+def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:
+    document = api.request("GET", "/openapi.json").json
+    operation = document["paths"]["/v1/completions"]["post"]
+
+    def check(response: testing.Result) -> None:
+        declared = declared_response(document, operation, response.status_code)
+        validate = validator(document, declared["content"][response.headers["content-type"]]["schema"]).validate
+        if response.headers["content-type"] == JSON:
+            validate(response.json)
+            return
+        for chunk in chunks_of(response):
+            validator(document, {"$ref": "#/components/schemas/Completion"}).validate(chunk)
+            validate({"data": json.dumps(chunk)})
+        validate({"data": "[DONE]"})
+
+    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "suffix": "x", "stream_options": {"include_usage": True}}
+    check(post(api, **fields, stream=True))
+    check(post(api, **{**fields, "stream_options": None}))
+    check(post(api))
+    check(post(api, max_tokens=-3))
+    check(post(api, max_tokens=-1, ignore_eos=True))
+    check(post(api, model="gpt-4"))
+    check(post(api, prompt=[[1] * 2000]))
