@@ -64,7 +64,7 @@ def upstream() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory, upstream: int) -> Iterator[str]:
-    changes = {"limit_conn tercet_connections 128": "limit_conn tercet_connections 4"}
+    changes = {"limit_conn tercet_connections 512": "limit_conn tercet_connections 4"}
     with nginx(tmp_path_factory.mktemp("nginx"), upstream, changes) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -113,6 +113,16 @@ def test_an_address_with_too_many_connections_is_refused_and_others_are_not(prox
         is_over.set()
         assert [future.result().status_code for future in held] == [200] * 4
         is_over.clear()
+
+
+def test_an_office_behind_one_address_is_within_the_limits() -> None:
+    """64 writers, each with six connections, five requests a second and feedback on one of two."""
+    text = (ROOT / "deploy/supervision/nginx.conf").read_text()
+    patterns = (r"rate=(\d+)r/s", r"burst=(\d+)", r"tercet_connections (\d+);")
+    rate, burst, connections = (int(re.findall(pattern, text)[0]) for pattern in patterns)
+    assert rate >= 64 * 5 * 1.5
+    assert burst >= 2 * rate
+    assert connections >= 64 * 6
 
 
 def test_a_stream_is_passed_on_event_by_event(proxy: str) -> None:
