@@ -146,8 +146,10 @@ def crossing_of(events: Sequence[Event], idle: set[tuple[str, str, str]], root: 
             if name not in names:
                 names.append(name)
             waker = wakers.pop(event.ident, None)
-            if waker and waker.actor != event.actor and (waker.actor, event.actor) not in handovers:
+            # What has not run yet for this request woke the thread by chance: a state that a worker sent.
+            if waker and waker.actor in files and waker.actor != event.actor:
                 handovers.append((waker.actor, event.actor))
+    handovers = list(dict.fromkeys(handovers))
     return Crossing(root, files, handovers)
 
 

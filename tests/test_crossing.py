@@ -32,6 +32,9 @@ def test_a_wake_counts_once_and_only_if_work_follows() -> None:
 
     work = str(ROOT / "gateway/app.py"), "f"
     events = trace(
+        ("states", "wakes", "put", "6"),  # of another request
+        ("main", "woken", "get", "6"),
+        ("main", "call", *work),
         ("main", "wakes", "put", "7"),
         ("answer_1", "woken", "get", "7"),
         ("answer_1", "call", *work),
@@ -43,5 +46,5 @@ def test_a_wake_counts_once_and_only_if_work_follows() -> None:
         ("main", "call", str(ROOT / "gateway/app.py"), "idle"),
     )
     crossing = crossing_of(events, {("gateway, main", str(ROOT / "gateway/app.py"), "idle")}, ROOT)
-    assert crossing.files == {"gateway, answer": ["gateway/app.py"]}
+    assert crossing.files == {"gateway, main": ["gateway/app.py"], "gateway, answer": ["gateway/app.py"]}
     assert crossing.handovers == [("gateway, main", "gateway, answer")]
