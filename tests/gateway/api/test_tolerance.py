@@ -112,34 +112,21 @@ def test_every_field_is_documented(parser: BodyParser[Any] | TolerantParser[Any]
 
 def test_what_changes_nothing_is_ignored_without_a_word(api: Api) -> None:
     """Besides the published defaults: what bug reports, SDKs, editors and proxies send."""
-    fields: dict[str, Any]
-    for fields in (
+    bodies: list[dict[str, Any]] = [
         {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x"},
         {"tools": [], "tool_choice": "none", "functions": None, "image_data": [], "guided_json": None, "samplers": []},
-        {
-            "response_format": {"type": "text"},
-            "adapter_id": "null",
-            "stop": [""],
-            "repeat_penalty": 1.0,
-            "unknown": None,
-        },
-        {"max_tokens": 5, "max_completion_tokens": 5},
+        {"response_format": {"type": "text"}, "adapter_id": "null", "stop": [""], "repeat_penalty": 1.0},
+        {"max_tokens": 5, "max_completion_tokens": 5, "unknown": None},
         {"max_tokens": 5.0, "stream_options": {"include_usage": True}},  # without stream
-    ):
+    ]
+    for fields in bodies:
         assert warnings_of(post(api, "/v1/completions", fields)) == [], fields
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/"])
 def test_what_would_change_the_answer_is_named(api: Api, path: str) -> None:
-    fields: dict[str, Any] = {
-        "top_a": 0.2,
-        "min_tokens": 3,
-        "mirostat": 2,
-        "watermark": True,
-        "no_repeat_ngram_size": 2,
-        "num_beams": 4,
-    }
-    fields |= {"prompt_logprobs": 1, "samplers": ["temperature"]}
+    fields: dict[str, Any] = {"top_a": 0.2, "min_tokens": 3, "mirostat": 2, "watermark": True, "num_beams": 4}
+    fields |= {"no_repeat_ngram_size": 2, "prompt_logprobs": 1, "samplers": ["temperature"]}
     for name, value in fields.items():
         [warning] = warnings_of(post(api, path, {name: value}))
         assert name in warning

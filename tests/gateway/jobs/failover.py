@@ -7,8 +7,8 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -18,70 +18,60 @@ from tests.e2e.harness import free_port, until
 from tests.gateway.jobs.servers import RedisServer, find_redis
 
 
-@dataclass
-class SwitchingProxy:
+class SwitchingProxy(ThreadingTCPServer):
     """Forwards each connection to the server that was the target when it was opened.
 
     Attributes:
         target: port of the server for new connections.
-        answer: what each connection that is open when it is set gets in answer to every command, as if its server had
-            changed.
     """
 
-    target: int
-    port: int = 0
-    _connections: list[_Connection] = field(default_factory=list)
+    daemon_threads = True
+
+    def __init__(self, target: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.target, self.port = target, int(self.server_address[1])
+        self.connections: list[_Connection] = []
 
     def fail_over(self, target: int, answer: bytes = b"") -> None:
-        """Lead new connections to another server. With an answer, those that are open get it to each command."""
+        """Lead new connections to another server. With an answer, those that are open get it to each command, as if
+        their server had changed."""
         self.target = target
-        for connection in self._connections:
+        for connection in self.connections:
             connection.answer = answer
 
     def reset(self) -> None:
         """Reset all connections."""
-        for connection in self._connections:
-            connection.reset()
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            connection.close()
 
-    def accept(self, listener: socket.socket) -> None:
+
+class _Connection(BaseRequestHandler):
+    request: socket.socket
+    server: SwitchingProxy
+    answer = b""
+
+    def handle(self) -> None:
+        self.upstream = socket.create_connection(("127.0.0.1", self.server.target))
+        self.server.connections.append(self)
+        threading.Thread(target=self._forward_answers, daemon=True).start()
         with suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
-                connection = _Connection(client, server)
-                self._connections.append(connection)
-                threading.Thread(target=connection.forward_commands, daemon=True).start()
-                threading.Thread(target=connection.forward_answers, daemon=True).start()
-
-
-@dataclass
-class _Connection:
-    client: socket.socket
-    server: socket.socket
-    answer: bytes = b""
-
-    def forward_commands(self) -> None:
-        with suppress(OSError):
-            while data := self.client.recv(1 << 16):
+            while data := self.request.recv(1 << 16):
                 if self.answer:
-                    self.client.sendall(self.answer + b"\r\n")
+                    self.request.sendall(self.answer + b"\r\n")
                 else:
-                    self.server.sendall(data)
+                    self.upstream.sendall(data)
         self.close()
 
-    def forward_answers(self) -> None:
+    def _forward_answers(self) -> None:
         with suppress(OSError):
-            while data := self.server.recv(1 << 16):
-                self.client.sendall(data)
-        self.close()
-
-    def reset(self) -> None:
-        with suppress(OSError):
-            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            while data := self.upstream.recv(1 << 16):
+                self.request.sendall(data)
         self.close()
 
     def close(self) -> None:
-        for each in (self.client, self.server):
+        for each in (self.request, self.upstream):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
@@ -89,13 +79,12 @@ class _Connection:
 
 @contextmanager
 def switching_proxy(target: int) -> Iterator[SwitchingProxy]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        proxy = SwitchingProxy(target, listener.getsockname()[1])
-        threading.Thread(target=proxy.accept, args=(listener,), daemon=True).start()
+    with SwitchingProxy(target) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield proxy
         finally:
-            listener.shutdown(socket.SHUT_RDWR)
+            proxy.shutdown()
             proxy.reset()
 
 

@@ -229,35 +229,29 @@ def test_a_refused_job_is_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(InvalidRequest("stop is wrong."), b'"invalid_request"'), (KeyError("bug"), b"internal_error")]
+    ("error", "code"),
+    [
+        (InvalidRequest("stop is wrong."), b'"invalid_request"'),
+        (KeyError("bug"), b"internal_error"),
+        (BaseException("bug"), b"internal_error"),  # a panic in Rust is one
+    ],
 )
-def test_an_error_is_the_outcome(
-    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor, error: Exception, code: bytes
-) -> None:
-    def compute(job: Job, cancelling: Cancelling) -> bytes:
-        raise error
-
-    execute(compute)
-    ended = wait_for_end(sqlite_queue, job.id)
-    assert ended.state == "failed"
-    assert code in ended.error
-    assert b"bug" not in ended.error
-
-
-def test_a_job_whose_computation_raises_anything_fails_and_is_not_tried_again(
-    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor
+def test_an_error_of_any_class_is_the_outcome_and_the_job_is_not_tried_again(
+    sqlite_queue: JobQueue, job: Job, execute: MakeExecutor, error: BaseException, code: bytes
 ) -> None:
     calls: list[Job] = []
 
     def compute(job: Job, cancelling: Cancelling) -> bytes:
         calls.append(job)
-        raise BaseException  # a panic in Rust is one
+        raise error
 
     with structlog.testing.capture_logs() as logs:
         execute(compute)
-        until(lambda: sqlite_queue.find(job.id, "o").state == "failed", 10, "the job failed")
-    assert len(calls) == 1
-    assert "unhandled_exception" in {event["event"] for event in logs}
+        ended = wait_for_end(sqlite_queue, job.id)
+    assert (ended.state, len(calls)) == ("failed", 1)
+    assert code in ended.error
+    assert b"bug" not in ended.error
+    assert ("unhandled_exception" in {event["event"] for event in logs}) is (code == b"internal_error")
 
 
 def test_a_job_for_which_no_thread_can_be_started_returns_to_the_queue(
