@@ -4,8 +4,8 @@
 import { isolateHistory } from "@codemirror/commands";
 import { StateEffect, StateField } from "@codemirror/state";
 import { Decoration, EditorView, showTooltip, ViewPlugin, WidgetType } from "@codemirror/view";
-import { Completer, isInputMethods } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isLeaving, isTapOnGhost, SuggestionList } from "./editor_adapter.js";
+import { isInputMethods } from "./composition.js";
+import { completerOf, ghostElement, isLeaving, isTapOnGhost, SuggestionList, ViewSuggestions } from "./editor_adapter.js";
 import { ProseDetector } from "./prose.js";
 import { contextStart } from "./text.js";
 
@@ -38,8 +38,7 @@ const shownView = StateField.define({
   provide: (field) => EditorView.decorations.compute([field, "selection"], (state) => drawGhostText(state)),
 });
 
-/** @type {WeakMap<EditorView, Completer>} */
-const completers = new WeakMap();
+export { completerOf };
 
 /**
  * An extension that shows suggestions and handles their keys. Each view that uses it has a `Completer` of its own.
@@ -80,24 +79,10 @@ export function tercet({ list, panel = list || undefined, show = () => {}, ...op
   return [plugin, shownView, list === undefined ? showTooltip.compute([shownView, "selection"], tooltip) : []];
 }
 
-/**
- * The completer of a view, for an editor's own commands: `completerOf(view)?.request()`.
- * @param {EditorView} view
- * @returns {Completer|undefined}  Undefined if the view does not use the extension.
- */
-export function completerOf(view) {
-  return completers.get(view);
-}
-
 /** Connects the completer with one editor view. */
-class Suggestions {
+class Suggestions extends ViewSuggestions {
   #view;
-  #list;
-  #show;
   #listeners = new AbortController();
-  #isDestroyed = false;
-  /** The last change belonged to an IME composition. */
-  #wasComposing = false;
 
   /**
    * @param {EditorView} view
@@ -106,13 +91,9 @@ class Suggestions {
    * @param {Options} options
    */
   constructor(view, list, show, options) {
-    this.#view = view;
-    this.#show = show;
-    this.#list = list && new SuggestionList(list, (place) => this.completer.accept(place));
     const caret = () => view.state.selection.main.head;
     const prose = new ProseDetector();
-    this.completer = new Completer({
-      insertsSpace: true,
+    super(view, list, show, {
       isProse: () => prose.isProse(caret(), (from, to) => view.state.sliceDoc(from, to)),
       ...options,
       // Slices: reading a whole novel at each key takes longer than drawing the key.
@@ -120,14 +101,12 @@ class Suggestions {
       position: caret,
       after: () => view.state.sliceDoc(caret(), caret() + MAX_AFTER_CHARS),
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
-      show: (shown) => this.#draw(shown),
       isEditable: () => isWritableAtCaret(view.state) && view.state.facet(EditorView.editable) && view.dom.isConnected,
     });
-    completers.set(view, this.completer);
-    adoptStyles(/** @type {Document|ShadowRoot} */ (view.root));
+    this.#view = view;
     // In the capture phase, because CodeMirror's handlers cannot both leave a key to the browser and stop its key maps.
     const { signal } = this.#listeners;
-    view.contentDOM.addEventListener("keydown", (event) => this.#press(event), { capture: true, signal });
+    view.contentDOM.addEventListener("keydown", (event) => this.#handleKey(event), { capture: true, signal });
   }
 
   /** @param {ViewUpdate} update */
@@ -136,21 +115,12 @@ class Suggestions {
     if (docChanged) {
       const transaction = transactions.findLast((candidate) => candidate.docChanged);
       const match = INPUT_TYPES.find(({ userEvent }) => transaction?.isUserEvent(userEvent));
-      this.#wasComposing = view.composing;
+      this.wasComposing = view.composing;
       // A change without a user event was made by a program or another writer.
       this.completer.changed({ inputType: match?.inputType ?? "", isComposing: view.composing });
     } else {
       this.completer.moved();
     }
-  }
-
-  /** A composition has ended, perhaps without another change. CodeMirror reads its text from the DOM first. */
-  followComposition() {
-    setTimeout(() => {
-      if (this.#isDestroyed || !this.#wasComposing) return;
-      this.#wasComposing = false;
-      this.completer.changed({ inputType: "insertText", isComposing: false });
-    });
   }
 
   /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
@@ -161,19 +131,23 @@ class Suggestions {
   }
 
   destroy() {
-    this.#isDestroyed = true;
     this.#listeners.abort();
-    this.completer.close();
-    this.#list?.destroy();
-    completers.delete(this.#view);
+    super.destroy();
+  }
+
+  get textBefore() {
+    return textBefore(this.#view.state);
+  }
+
+  /** @param {View} shown  @param {string} message */
+  draw(shown, message) {
+    this.#view.dispatch({ effects: [setView.of(shown), ...(message ? [EditorView.announce.of(message)] : [])] });
   }
 
   /** @param {KeyboardEvent} event */
-  #press(event) {
+  #handleKey(event) {
     if (event.target !== this.#view.contentDOM) return;
-    // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
-    const isTabFree = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
-    if (this.completer.press(event) || isTabFree) event.stopImmediatePropagation();
+    if (this.press(event)) event.stopImmediatePropagation();
     else if (isLineBreak(event)) this.completer.type("\n");
   }
 
@@ -194,18 +168,6 @@ class Suggestions {
       scrollIntoView: true,
     });
   }
-
-  /** @param {View} shown */
-  #draw(shown) {
-    const context = textBefore(this.#view.state);
-    this.#list?.show(shown, context);
-    this.#show(shown);
-    if (this.#isDestroyed) return; // an update that removes the extension is under way
-    const previous = this.#view.state.field(shownView);
-    if (!isVisible(previous) && !isVisible(shown)) return; // typing costs no further update while nothing is shown
-    const text = announcement(shown, previous, context);
-    this.#view.dispatch({ effects: [setView.of(shown), ...(text ? [EditorView.announce.of(text)] : [])] });
-  }
 }
 
 /** Suggestions need one caret and no selected text. @param {EditorState} state */
@@ -216,11 +178,6 @@ function isWritableAtCaret({ readOnly, selection }) {
 /** @param {KeyboardEvent} event */
 function isLineBreak(event) {
   return event.key === "Enter" && !event.altKey && !event.ctrlKey && !event.metaKey && !isInputMethods(event);
-}
-
-/** @param {View|null} view */
-function isVisible(view) {
-  return Boolean(view?.chosen || view?.isListed);
 }
 
 /** @param {EditorState} state */
@@ -245,7 +202,7 @@ function tooltip(state) {
 
 /** @param {EditorView} view  @returns {import("@codemirror/view").TooltipView} */
 function createTooltip(view) {
-  const list = new SuggestionList(document.createElement("ol"), (place) => completers.get(view)?.accept(place));
+  const list = new SuggestionList(document.createElement("ol"), (place) => completerOf(view)?.accept(place));
   list.show(view.state.field(shownView), textBefore(view.state));
   const dom = document.createElement("div");
   Object.assign(dom.style, { border: "none", background: "none" }); // CodeMirror's, which know no color scheme

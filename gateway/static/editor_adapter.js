@@ -1,9 +1,10 @@
-// What the adapters for textareas, CodeMirror and ProseMirror share: options, ghost text, and a list of the suggestions
-// that takes clicks. It does not know any editor or the server.
+// What the adapters for textareas, CodeMirror and ProseMirror share: options, ghost text, a list of the suggestions that
+// takes clicks, and the connection of a completer with a view. It does not know any editor or the server.
 
+import { Completer } from "./completer.js";
+import { isInputMethods } from "./composition.js";
 import { describeKeys } from "./keys.js";
 
-/** @typedef {import("./completer.js").Completer} Completer */
 /** @typedef {Completer["view"]} View */
 
 /**
@@ -12,7 +13,7 @@ import { describeKeys } from "./keys.js";
  * @property {HTMLElement} [panel]  The suggestions stay while the focus is in it. Default: the list.
  * @property {(view: View) => void} [show]  Also called after every change, for other displays.
  *
- * @typedef {ConstructorParameters<typeof import("./completer.js").Completer>[0]} CompleterOptions
+ * @typedef {ConstructorParameters<typeof Completer>[0]} CompleterOptions
  *
  * @typedef {Omit<CompleterOptions, "context"|"position"|"after"|"insert"|"show"|"isEditable"> & DisplayOptions} Options
  *   `Completer`'s options, except for those that the adapter provides.
@@ -179,6 +180,86 @@ export class SuggestionList {
     this.#listeners.abort();
     this.element.classList.remove("tercet-list");
     this.element.replaceChildren();
+  }
+}
+
+/** By the editor's view. @type {WeakMap<object, Completer>} */
+const completers = new WeakMap();
+
+/**
+ * The completer of an editor's view, for commands of its own: `completerOf(view)?.request()`.
+ * @param {object} view
+ * @returns {Completer|undefined}  Undefined if the view does not use the adapter.
+ */
+export function completerOf(view) {
+  return completers.get(view);
+}
+
+/** Connects a completer with one view of an editor that draws ghost text. A subclass knows the editor. */
+export class ViewSuggestions {
+  isDestroyed = false;
+  /** The last change belonged to an IME composition. */
+  wasComposing = false;
+  /** @type {View|null} */
+  #shown = null;
+  #show;
+
+  /**
+   * @param {{root: object}} view  The editor's.
+   * @param {HTMLElement|false|null} list
+   * @param {(view: View) => void} show
+   * @param {Omit<CompleterOptions, "show">} options
+   */
+  constructor(view, list, show, options) {
+    this.#show = show;
+    this.list = list ? new SuggestionList(list, (place) => this.completer.accept(place)) : null;
+    this.completer = new Completer({ insertsSpace: true, ...options, show: (shown) => this.#receive(shown) });
+    completers.set(view, this.completer);
+    adoptStyles(/** @type {Node} */ (view.root));
+  }
+
+  /** The end of the text before the caret. @returns {string} */
+  get textBefore() {
+    throw new Error("abstract");
+  }
+
+  /** Draw what is shown, and let a screen reader say a message. @param {View} _shown  @param {string} _message  Empty: none. */
+  draw(_shown, _message) {
+    throw new Error("abstract");
+  }
+
+  /** A composition has ended, perhaps without another change. The editor reads its text from the DOM first. */
+  followComposition() {
+    setTimeout(() => {
+      if (this.isDestroyed || !this.wasComposing) return;
+      this.wasComposing = false;
+      this.completer.changed({ inputType: "insertText", isComposing: false });
+    });
+  }
+
+  /** @param {KeyboardEvent} event  @returns {boolean}  True: the editor must ignore the key. */
+  press(event) {
+    // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
+    const isTabFree = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
+    return this.completer.press(event) || isTabFree;
+  }
+
+  destroy() {
+    this.isDestroyed = true;
+    this.completer.close();
+    this.list?.destroy();
+  }
+
+  /** @param {View} shown */
+  #receive(shown) {
+    this.list?.show(shown, this.textBefore);
+    this.#show(shown);
+    if (this.isDestroyed) return; // an update that removes the adapter is under way
+    const previous = this.#shown;
+    this.#shown = shown;
+    const isVisible = [previous, shown].some((each) => each?.chosen || each?.isListed);
+    // Typing costs no further update while nothing is shown.
+    if (isVisible) this.draw(shown, announcement(shown, previous, this.textBefore));
   }
 }
 

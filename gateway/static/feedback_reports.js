@@ -25,6 +25,8 @@ export class FeedbackReports {
   #waiting = new Map();
   /** @type {WeakSet<SuggestionSession>} */
   #reported = new WeakSet();
+  /** The suggestion that is being accepted, word by word, with what was inserted of it. @type {{candidate: Candidate, before: TextBefore, text: string}|null} */
+  #taken = null;
   /** @type {Acceptance[]} */
   #acceptances = [];
   /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -55,6 +57,27 @@ export class FeedbackReports {
     const send = () => this.#send(candidate, outcome, text, before);
     if (session.response) send();
     else this.#waiting.set(session, send);
+  }
+
+  /** The suggestion of which the writer has taken a part. @returns {Candidate|null} */
+  get taken() {
+    return this.#taken?.candidate ?? null;
+  }
+
+  /** The writer is taking a part of a suggestion, or its rest. @param {Candidate} candidate @param {string} text */
+  take(candidate, text) {
+    if (this.taken !== candidate) this.reportTaken();
+    const [{ end, text: textBefore }] = this.#getText();
+    const { numReplaced } = candidate;
+    const before = { end: end - numReplaced, text: textBefore.slice(0, textBefore.length - numReplaced) };
+    this.#taken ??= { candidate, before, text: "" };
+    this.#taken.text += text;
+  }
+
+  /** The writer takes no more of it. */
+  reportTaken() {
+    if (this.#taken) this.report(this.#taken.candidate, "accepted", this.#taken.text, this.#taken.before);
+    this.#taken = null;
   }
 
   /** A request has ended, with a complete response or without. @param {SuggestionSession} session */

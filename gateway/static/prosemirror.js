@@ -5,8 +5,7 @@ import { closeHistory, isHistoryTransaction } from "prosemirror-history";
 import { Fragment, Slice } from "prosemirror-model";
 import { Plugin, PluginKey, TextSelection } from "prosemirror-state";
 import { Decoration, DecorationSet } from "prosemirror-view";
-import { Completer, isInputMethods } from "./completer.js";
-import { adoptStyles, announcement, ghostElement, isOptionChosen, isTapOnGhost, SuggestionList } from "./editor_adapter.js";
+import { completerOf, ghostElement, isOptionChosen, isTapOnGhost, ViewSuggestions } from "./editor_adapter.js";
 
 /** @typedef {import("prosemirror-model").Node} Node */
 /** @typedef {import("prosemirror-state").EditorState} EditorState */
@@ -30,6 +29,8 @@ const pluginKey = new PluginKey("tercet");
 /** @type {WeakMap<EditorView, Suggestions>} */
 const suggestionsOf = new WeakMap();
 
+export { completerOf };
+
 /**
  * A plugin that shows suggestions and handles their keys. Each view that uses it has a `Completer` of its own.
  * @param {Options} [options]
@@ -50,7 +51,10 @@ export function tercet(options = {}) {
         };
       },
     },
-    view: (view) => new Suggestions(view, options),
+    view(view) {
+      const suggestions = new Suggestions(view, options);
+      return { update: (now, previous) => suggestions.follow(now, previous), destroy: () => suggestions.destroy() };
+    },
     props: {
       decorations: drawGhostText,
       handleTextInput: (view, from, to, text) => suggestionsOf.get(view)?.type(from, to, text) ?? false,
@@ -69,24 +73,10 @@ export function tercet(options = {}) {
   });
 }
 
-/**
- * The completer of a view, for an editor's own commands: `completerOf(view)?.request()`.
- * @param {EditorView} view
- * @returns {Completer|undefined}  Undefined if the view does not use the plugin.
- */
-export function completerOf(view) {
-  return suggestionsOf.get(view)?.completer;
-}
-
 /** Connects the completer with one editor view. */
-class Suggestions {
+class Suggestions extends ViewSuggestions {
   #view;
-  #list;
   #floating;
-  #show;
-  #isDestroyed = false;
-  /** The last change belonged to an IME composition. */
-  #wasComposing = false;
   #wasWritable = true;
   /** @type {{doc: Node, head: number, before: string, after: string}|null} */
   #cachedTexts = null;
@@ -96,24 +86,20 @@ class Suggestions {
    * @param {Options} options
    */
   constructor(view, { list, show = () => {}, ...options }) {
-    this.#view = view;
-    this.#show = show;
-    this.#floating = new FloatingElement(view);
-    const element = list ?? this.#floating.element.appendChild(document.createElement("ol"));
-    this.#list = element && new SuggestionList(element, (place) => this.completer.accept(place));
-    this.completer = new Completer({
-      insertsSpace: true,
+    const floating = new FloatingElement(view);
+    const element = list ?? floating.element.appendChild(document.createElement("ol"));
+    super(view, element, show, {
       isProse: () => !isInCode(view.state),
       isOtherListUsed: () => isOptionChosen(view.dom, element || null),
       ...options,
       context: () => this.#texts.before,
       after: () => this.#texts.after,
       insert: (text, numReplaced) => this.#insert(text, numReplaced),
-      show: (shown) => this.#draw(shown),
       isEditable: () => this.#isWritableAtCaret && view.dom.isConnected,
     });
+    this.#view = view;
+    this.#floating = floating;
     suggestionsOf.set(view, this);
-    adoptStyles(view.root);
   }
 
   /**
@@ -121,33 +107,17 @@ class Suggestions {
    * @param {EditorView} view
    * @param {EditorState} previous
    */
-  update({ composing, state }, previous) {
+  follow({ composing, state }, previous) {
     const isDocChanged = !state.doc.eq(previous.doc);
     const wasWritable = this.#wasWritable;
     this.#wasWritable = this.#isWritableAtCaret;
     if (!isDocChanged && state.selection.eq(previous.selection) && wasWritable === this.#wasWritable) return;
     if (isDocChanged) {
-      this.#wasComposing = composing;
+      this.wasComposing = composing;
       this.completer.changed({ inputType: pluginKey.getState(state)?.inputType ?? "", isComposing: composing });
     } else {
       this.completer.moved();
     }
-  }
-
-  /** A composition has ended, perhaps without another change. ProseMirror reads its text from the DOM first. */
-  followComposition() {
-    setTimeout(() => {
-      if (this.#isDestroyed || !this.#wasComposing) return;
-      this.#wasComposing = false;
-      this.completer.changed({ inputType: "insertText", isComposing: false });
-    });
-  }
-
-  /** @param {KeyboardEvent} event  @returns {boolean}  True: ProseMirror must ignore the key. */
-  press(event) {
-    // After Escape, Tab leaves the editor: a key map that indents with it must not see it.
-    const isLeaving = event.key === "Tab" && this.completer.isTabFree && !isInputMethods(event);
-    return this.completer.press(event) || isLeaving;
   }
 
   /** @param {number} from  @param {number} to  @param {string} text  @returns {boolean} */
@@ -157,11 +127,20 @@ class Suggestions {
   }
 
   destroy() {
-    this.#isDestroyed = true;
-    this.completer.close();
-    if (this.#list) this.#list.destroy();
+    super.destroy();
     this.#floating.destroy();
     suggestionsOf.delete(this.#view);
+  }
+
+  get textBefore() {
+    return this.#texts.before;
+  }
+
+  /** @param {View} shown  @param {string} message */
+  draw(shown, message) {
+    this.#floating.announce(message);
+    this.#view.dispatch(this.#view.state.tr.setMeta(pluginKey, shown));
+    this.#floating.place();
   }
 
   /** Text around the caret. Read once per document and caret: reading a long document takes a millisecond or more. */
@@ -188,21 +167,6 @@ class Suggestions {
     const transaction = insertLines(state.tr, text.split("\n"), head - numReplaced, head);
     this.#view.dispatch(closeHistory(transaction).scrollIntoView());
     this.#view.dispatch(closeHistory(this.#view.state.tr));
-  }
-
-  /** @param {View} shown */
-  #draw(shown) {
-    const context = this.#texts.before;
-    if (this.#list) this.#list.show(shown, context);
-    this.#show(shown);
-    if (this.#isDestroyed) return; // an update that removes the plugin is under way
-    const previous = pluginKey.getState(this.#view.state)?.shown ?? null;
-    // Typing costs no further update while nothing is shown.
-    if (previous?.chosen || shown.chosen) {
-      this.#floating.announce(announcement(shown, previous, context));
-      this.#view.dispatch(this.#view.state.tr.setMeta(pluginKey, shown));
-    }
-    this.#floating.place();
   }
 }
 

@@ -21,6 +21,17 @@ import { firstWord, firstWordKey } from "./text.js";
 /** A fragment of one or two words that was visible for this long is left standing; an idea may take its place. */
 const MAX_FRAGMENT_MS = 1000;
 
+/**
+ * A suggestion can be accepted only after it has been visible for this long: an earlier key was pressed before the
+ * writer could have read it.
+ */
+const MIN_VISIBLE_MS = 200;
+
+/** Whether the writer can have read it. @param {Candidate} candidate */
+export function isReadable({ shownAtMs }) {
+  return shownAtMs !== null && performance.now() - shownAtMs >= MIN_VISIBLE_MS;
+}
+
 export class ShownSuggestions {
   /** Those that agree with the document. @type {Candidate[]} */
   #candidates = [];
@@ -28,6 +39,10 @@ export class ShownSuggestions {
   #choice = null;
   /** @type {TextBefore} */
   #before = { end: 0, text: "" };
+  /** The suggestion shown as ghost text. @type {Candidate|null} */
+  #ghost = null;
+  /** The suggestion that was ghost text until another took its place. @type {{candidate: Candidate, untilMs: number}|null} */
+  #previous = null;
 
   /** In display order. @returns {Candidate[]} */
   get candidates() {
@@ -42,6 +57,18 @@ export class ShownSuggestions {
   /** Whether the writer chose one. */
   get isChosenByUser() {
     return this.#choice !== null;
+  }
+
+  /**
+   * What Tab accepts: the ghost text; or, if it has just changed, what stood there before, if it still agrees with the text.
+   * @returns {Candidate|null}
+   */
+  get readable() {
+    const { chosen } = this;
+    if (chosen && isReadable(chosen)) return chosen;
+    const previous = this.#previous;
+    const wasJustThere = previous && performance.now() - previous.untilMs < MIN_VISIBLE_MS;
+    return wasJustThere && this.rest(previous.candidate) ? previous.candidate : chosen;
   }
 
   /** @returns {Suggestion[]} */
@@ -120,6 +147,31 @@ export class ShownSuggestions {
   clear() {
     this.#candidates = [];
     this.#choice = null;
+  }
+
+  /**
+   * Note since when each suggestion is visible: the ghost text, and the others if they are listed.
+   * @param {Candidate[]} candidates  Those that may be.
+   * @param {boolean} areAllVisible
+   */
+  noteVisible(candidates, areAllVisible) {
+    const { chosen } = this;
+    const nowMs = performance.now();
+    if (this.#ghost && this.#ghost !== chosen) {
+      this.#previous = isReadable(this.#ghost) ? { candidate: this.#ghost, untilMs: nowMs } : null;
+    }
+    this.#ghost = chosen;
+    for (const candidate of candidates) {
+      const isGhost = candidate === chosen && !chosen.numReplaced;
+      const isVisible = this.#candidates.includes(candidate) && (isGhost || areAllVisible);
+      const wasJustThere = candidate === this.#previous?.candidate;
+      if (!wasJustThere) candidate.shownAtMs = isVisible ? candidate.shownAtMs ?? nowMs : null;
+    }
+  }
+
+  /** Forget what was ghost text: it belongs to another text. */
+  forgetGhost() {
+    this.#ghost = this.#previous = null;
   }
 
   /**

@@ -1,0 +1,60 @@
+// The text around the caret: as the editor has it, and as it was when suggestions were last requested or shown for it. It
+// does not know suggestions or keys.
+
+import { isSameText } from "./text.js";
+
+/** @typedef {import("./text.js").TextBefore} TextBefore */
+
+export class CaretText {
+  #context;
+  #position;
+  #after;
+  /** When it was last remembered. @type {TextBefore} */
+  last = { end: 0, text: "" };
+  /** The rest of the caret's line then. */
+  #lastLine = "";
+
+  /**
+   * As the options of `Completer`.
+   * @param {() => string} context
+   * @param {(() => number)|undefined} position
+   * @param {() => string} after
+   */
+  constructor(context, position, after) {
+    this.#context = context;
+    this.#position = position;
+    this.#after = after;
+  }
+
+  /** @returns {TextBefore} */
+  get before() {
+    const text = this.#context();
+    return { end: this.#position ? this.#position() : text.length, text };
+  }
+
+  /** The text after the caret, at least to the end of its line. */
+  get after() {
+    return this.#after();
+  }
+
+  /** The rest of the caret's line. */
+  get line() {
+    return this.after.split("\n", 1)[0] ?? "";
+  }
+
+  /** What is shown or requested from now on belongs to the present text. */
+  remember() {
+    this.last = this.before;
+    this.#lastLine = this.line;
+  }
+
+  /** Whether the rest of the caret's line is the remembered one: what is shown was to fit before it. */
+  get isLineSame() {
+    return this.#lastLine === this.line;
+  }
+
+  /** Whether the text is the remembered one. A program can change it without an event. */
+  get isSame() {
+    return isSameText(this.before, this.last) && this.isLineSame;
+  }
+}

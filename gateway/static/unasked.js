@@ -1,0 +1,181 @@
+// Suggestions that nobody requested: likely next words at every key, one idea when the writer stands still, or several when
+// typing pauses; and when they rest. It does not know what an editor shows or which keys there are.
+
+import { hasTextAfter } from "./text.js";
+
+/** @typedef {import("./suggestion_session.js").Candidate} Candidate */
+/** @typedef {import("./suggestion_session.js").SuggestionSession} SuggestionSession */
+/** @typedef {import("./text.js").TextBefore} TextBefore */
+
+/** In pauses mode, a writer who has pressed no key for this long pauses. */
+const PAUSE_MS = 400;
+
+/** A writer who has stood still for this long thinks, and is shown one idea, whatever the rhythm of their typing. */
+const IDEA_DELAY_MS = 1200;
+
+/** While a slow server still owes an answer, the request for an idea waits for this long, and again. */
+const IDEA_WAIT_MS = 300;
+
+/** How long they rest after a dismissal. It doubles with each dismissal in a row, and ends by itself. */
+const FIRST_REST_MS = 5000;
+const MAX_REST_MS = 300_000;
+
+/** Identifies a text before the caret by its end. @param {TextBefore} before */
+const placeOf = ({ end, text }) => `${end}\n${text.slice(-256)}`;
+
+export class Unasked {
+  #numDismissals = 0;
+  #restEndsAtMs = -Infinity;
+  /** The word before the caret is misspelled, so that an idea would go on with it. */
+  #isMisspelled = false;
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #pauseTimer;
+  /** @type {ReturnType<typeof setTimeout>|undefined} */
+  #restTimer;
+  /** Texts before the caret for which the writer was shown ideas, or dismissed suggestions. @type {Set<string>} */
+  #seenPlaces = new Set();
+  #text;
+  #requests;
+  #shown;
+  #completer;
+
+  /**
+   * @param {import("./caret_text.js").CaretText} text
+   * @param {import("./requests.js").Requests} requests
+   * @param {import("./shown_suggestions.js").ShownSuggestions} shown
+   * @param {object} completer
+   * @param {import("./completer.js").Completer} completer.settings
+   * @param {() => boolean} completer.isProse  As the option of `Completer`.
+   * @param {() => boolean} completer.isTextSame  Whether the text is the one that suggestions are shown for.
+   * @param {() => boolean} completer.isAsked  Whether suggestions that the writer or a pause requested are shown or awaited.
+   * @param {() => Candidate|null} completer.taken  The suggestion that the writer has begun to take.
+   * @param {() => void} completer.requestIdeas  Called when typing pauses.
+   * @param {() => void} completer.rested  Called when a rest has ended.
+   * @param {() => void} completer.render
+   */
+  constructor(text, requests, shown, completer) {
+    this.#text = text;
+    this.#requests = requests;
+    this.#shown = shown;
+    this.#completer = completer;
+  }
+
+  /** Whether something is about to be requested. */
+  get isWaiting() {
+    return this.#pauseTimer !== undefined;
+  }
+
+  /** Milliseconds until they come back after dismissals; 0: they do not rest. */
+  get restMs() {
+    return Math.max(0, this.#restEndsAtMs - performance.now());
+  }
+
+  /** Request something for the text that has just been typed, at once or at a pause. */
+  request() {
+    if (!this.#mayRequest()) return;
+    if (this.#completer.settings.mode === "live") {
+      void this.#requestPredictions();
+      this.#thinkFor(IDEA_DELAY_MS);
+    } else {
+      this.#pauseTimer = setTimeout(() => this.#requestAtPause(), PAUSE_MS);
+    }
+  }
+
+  /** The writer came to this text without typing. At an end of it or of a paragraph, an idea comes, once. */
+  visit() {
+    const place = placeOf(this.#text.last);
+    const isAtEnd = /\S.*$/.test(place) || !this.#text.after.trim();
+    if (isAtEnd && !this.#seenPlaces.has(place) && this.#mayRequest()) this.#thinkFor(IDEA_DELAY_MS);
+  }
+
+  /** Request nothing at the next pause. */
+  stop() {
+    clearTimeout(this.#pauseTimer);
+    this.#pauseTimer = undefined;
+  }
+
+  /** The text has changed. */
+  edit() {
+    this.stop();
+    this.#isMisspelled = false;
+  }
+
+  /** The writer accepts or requests suggestions, which therefore need not rest. */
+  use() {
+    this.#numDismissals = 0;
+    this.#restEndsAtMs = -Infinity;
+  }
+
+  /** The writer dismisses what is shown for this text. @param {boolean} isRest  Nobody requested it: it rests for a while. */
+  dismiss(isRest) {
+    this.stop();
+    if (isRest) {
+      this.#restEndsAtMs = performance.now() + Math.min(FIRST_REST_MS * 2 ** this.#numDismissals, MAX_REST_MS);
+      this.#numDismissals += 1;
+    }
+    this.#seenPlaces.add(placeOf(this.#text.last));
+    this.#showRest();
+  }
+
+  /** Show no further idea where these are, unless they are predictions. @param {SuggestionSession} session */
+  noteIdeas({ before, request, response }) {
+    if (response && request.strategy !== "predict") this.#seenPlaces.add(placeOf(before));
+  }
+
+  /** Whether something may be requested unasked for the present text. */
+  #mayRequest() {
+    const { after, last } = this.#text;
+    const { isProse, settings } = this.#completer;
+    if (hasTextAfter(after) || !last.text.trim() || this.restMs) return false;
+    if (settings.mode === "off" || (settings.proseOnly && !isProse())) return false;
+    return this.#requests.mayStart();
+  }
+
+  /** Show at each second how long they still rest, and that they do not any more. */
+  #showRest() {
+    clearTimeout(this.#restTimer);
+    const { restMs } = this;
+    if (restMs) this.#restTimer = setTimeout(() => (this.#showRest(), this.#completer.render()), restMs % 1000 || 1000);
+    else this.#completer.rested();
+  }
+
+  /** Request an idea if the writer stands still for so long, once a slow server has answered. @param {number} delayMs */
+  #thinkFor(delayMs) {
+    this.#pauseTimer = setTimeout(() => (this.#requests.inFlight ? this.#thinkFor(IDEA_WAIT_MS) : this.#requestAtPause()), delayMs);
+  }
+
+  #requestAtPause() {
+    this.#pauseTimer = undefined;
+    if (!this.#completer.isTextSame()) return;
+    if (this.#completer.settings.mode === "live") void this.#requestIdea();
+    else this.#completer.requestIdeas();
+  }
+
+  /** Request likely next words, and fill the free places with them. */
+  async #requestPredictions() {
+    const { minProbability, minUsefulness } = this.#completer.settings;
+    const session = this.#requests.start({ strategy: "predict", corrections: true, min_probability: minProbability }, false);
+    if (await this.#requests.complete(session)) {
+      this.#isMisspelled = session.response?.errors?.some(({ code }) => code === "misspelled") ?? false;
+      const useful = session.candidates.filter(({ sentence }) => (sentence?.usefulness ?? Infinity) >= minUsefulness);
+      this.#shown.merge(useful, session.numRequested);
+    }
+    this.#completer.render();
+  }
+
+  /**
+   * The writer thinks: show one idea, to the end of its sentence, and list the others. What is on show stays, unless the
+   * idea continues it or it is a fragment that was left standing.
+   */
+  async #requestIdea() {
+    if (this.#completer.isAsked() || this.#shown.isChosenByUser || this.#isMisspelled) return;
+    const session = this.#requests.start({}, false);
+    session.isIdea = true;
+    if (await this.#requests.complete(session)) {
+      const taken = this.#completer.taken();
+      this.noteIdeas(session);
+      this.#shown.addIdea(session.candidates, session.numRequested, taken !== null && taken === this.#shown.chosen);
+    }
+    this.#completer.render();
+  }
+}
