@@ -30,9 +30,6 @@ from shared.time_margins import MARGINS
 NO_SOCKET = "no_socket"
 # Below gunicorn's keepalive (75 s), so that this side closes idle connections and never writes to a closed one.
 KEEPALIVE_EXPIRY_S = 60.0
-# A worker's state changes with each percent of a load, and with each gateway; twice a second it is repeated. With more
-# lines in a second than a load of 0.1 s sends, the worker floods.
-MAX_STATES_PER_S = 1000
 # A streamed answer has each token in a line of its own and in the last.
 MAX_ANSWER_BYTES = 2 * wire.MAX_LINE_BYTES
 # A MiB of text has at most a million tokens, of 30 bytes of JSON.
@@ -429,20 +426,13 @@ def _read_states(response: httpx.Response, timeout_s: float) -> Iterator[State]:
     """The states of a stream.
 
     Raises:
-        BranchError: more than `MAX_STATES_PER_S`.
         httpx.TransportError: no line is complete within `timeout_s`, or the stream breaks off.
         wire.InvalidAnswer: a line is too long, or incomplete.
     """
-    since, num_states = time.monotonic(), 0
     for raw_lines in wire.split_lines(_stream(response), wire.MAX_STATE_BYTES):
         if not raw_lines:
             continue
         _set_read_timeout(response, timeout_s)
-        if (now := time.monotonic()) - since >= 1:
-            since, num_states = now, 0
-        num_states += len(raw_lines)
-        if num_states > MAX_STATES_PER_S:
-            raise BranchError("oversize", "The worker sends its state without end.")
         yield from map(usable_state, map(wire.decode_state, raw_lines))
 
 

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import httptools
 import httpx
@@ -44,31 +44,22 @@ class UntrustedPeer(httpx.ConnectError):
     """The peer's certificate was refused, or it does not speak TLS. It will be so until an operator acts."""
 
 
-class Address(Protocol):
-    """A way to connect.
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A Unix socket.
 
     Attributes:
         hides_close: a write succeeds although the peer has closed the connection; only the next read fails.
     """
 
-    @property
-    def hides_close(self) -> bool: ...
+    path: str
+    hides_close: bool = False
 
     def connect(self, timeout_s: float) -> socket.socket:
         """
         Raises:
             httpx.ConnectTimeout, httpx.ConnectError: there is no connection.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
-    """A Unix socket. A write to it fails at once if the peer has closed it."""
-
-    path: str
-    hides_close: bool = False
-
-    def connect(self, timeout_s: float) -> socket.socket:
         try:
             sock = socket.socket(socket.AF_UNIX)
         except OSError as error:  # no descriptor is left
@@ -99,7 +90,7 @@ class TcpAddress:
     hides_close: bool = True
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """As `Address.connect`. Each of the two handshakes may take `timeout_s`.
+        """As `UnixAddress.connect`. Each of the two handshakes may take `timeout_s`.
 
         Raises:
             UntrustedPeer: its certificate was refused.
@@ -120,6 +111,9 @@ class TcpAddress:
             sock.close()
             raise
         return sock
+
+
+Address: TypeAlias = UnixAddress | TcpAddress
 
 
 class Transport(httpx.BaseTransport):
@@ -202,29 +196,20 @@ class Transport(httpx.BaseTransport):
         return connection
 
     def _read_head(self, connection: _Connection, timeout: dict[str, float]) -> httpx.Response:
-        parser = _ResponseParser()
+        parser, num_bytes, until = _ResponseParser(), 0, time.monotonic() + timeout["read"]
         try:
             connection.has_received = False
-            data = connection.receive(timeout["read"])
-            parser.feed(data)
-            if not parser.is_head_complete:
-                self._read_rest_of_head(connection, parser, timeout["read"], len(data))
+            while not parser.is_head_complete:
+                if num_bytes > MAX_HEAD_BYTES:
+                    raise httpx.RemoteProtocolError(f"The response's head is longer than {MAX_HEAD_BYTES} bytes.")
+                data = connection.receive(until - time.monotonic() if num_bytes else timeout["read"])
+                num_bytes += len(data)
+                parser.feed(data)
         except BaseException:
             connection.close()
             raise
         stream = _BodyStream(self, connection, parser, timeout)
         return httpx.Response(parser.status, stream=stream, extensions={"network_stream": connection})
-
-    def _read_rest_of_head(
-        self, connection: _Connection, parser: _ResponseParser, timeout_s: float, num_bytes: int
-    ) -> None:
-        until = time.monotonic() + timeout_s
-        while not parser.is_head_complete:
-            if num_bytes > MAX_HEAD_BYTES:
-                raise httpx.RemoteProtocolError(f"The response's head is longer than {MAX_HEAD_BYTES} bytes.")
-            data = connection.receive(until - time.monotonic())
-            num_bytes += len(data)
-            parser.feed(data)
 
 
 class _BodyStream(httpx.SyncByteStream):

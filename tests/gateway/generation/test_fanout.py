@@ -231,14 +231,7 @@ def test_what_follows_the_last_line_changes_nothing(make_pool: MakePool) -> None
     pool.wait_until_idle()
 
 
-def test_a_refusal_that_every_slot_would_repeat_is_not_retried(make_pool: MakePool) -> None:
-    pool = make_pool(lambda _: [Refusal(422, "invalid_request")], by_seed)
-    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert failure == BranchFailure(0, "invalid_request", "Refused: invalid_request.")
-    assert [len(worker.calls) for worker in pool.workers] == [1, 0]
-
-
-@pytest.mark.parametrize(("num_slots", "num_calls"), [(1, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("num_slots", "num_calls"), [(1, 1), (4, 2)])
 def test_a_request_too_large_for_the_memory_reaches_two_workers_at_most_and_each_once(
     make_pool: MakePool, num_slots: int, num_calls: int
 ) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from gateway.pool import client as client_module
-from gateway.pool.client import MAX_STATES_PER_S, BranchError, SlotClient
+from gateway.pool.client import BranchError, SlotClient
 from shared.plan import Slot
 from shared.protocol import (
     MAX_TYPED_TOKENS,
@@ -145,7 +145,6 @@ FULL = b'{"code":"slot_full","detail":"full"}'
         (read_lines, [response(b"x" * (MAX_REFUSAL_BYTES + 1), 503)], "oversize"),
         (watch, [HEAD, line(State(state="warm"))], "unreachable"),
         (watch, [HEAD, line(State(state="warm")), chunk(b'{"state": "asleep"}\n'), END], "garbage"),
-        (watch, [HEAD, *[line(State(state="warm"))] * (MAX_STATES_PER_S + 1)], "oversize"),
         (watch, [HEAD, line(State(state="warm", model="m" * MAX_STATE_BYTES))], "oversize"),
         *((watch, [HEAD, line(State(state="warm", **range_)), END], "garbage") for range_ in OUT_OF_RANGE),
         (watch, [response(b"", 404)], "refused"),

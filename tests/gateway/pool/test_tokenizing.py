@@ -191,15 +191,3 @@ def test_a_text_waits_for_a_slot_that_another_gateway_uses(make_pool: MakePool) 
     tokenizer = PoolTokenizer(pool.admission, pool.clients)
     assert tokenizer.tokenize("small", "a", later()) == found_in("a")
     assert next(refusals, None) is None
-
-
-def test_a_text_without_a_turn_before_its_deadline_is_late(
-    threads: ThreadPoolExecutor, tokenizer: PoolTokenizer, worker: Worker
-) -> None:
-    worker.is_held.clear()
-    start(threads, tokenizer, LONG, "a")
-    with pytest.raises(DeadlineExceeded):
-        tokenizer.tokenize("small", LONG + "late", later(0.2))
-    worker.is_held.set()
-    assert tokenizer.tokenize("small", "next", later()) == found_in("next")
-    assert LONG + "late" not in worker.began

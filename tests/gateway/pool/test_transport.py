@@ -166,22 +166,22 @@ def test_a_refused_connection_says_so(serve_remotely: Serve) -> None:
         read(transport)
 
 
-def test_a_listener_that_does_not_accept_is_a_timeout(short_path: Path) -> None:
-    address = str(short_path / "full.sock")
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
-        listener.bind(address)
+@pytest.mark.parametrize("way", ["unix", "tls"])
+def test_a_peer_that_does_not_accept_or_shake_hands_is_a_timeout(
+    authority: Authority, short_path: Path, way: str
+) -> None:
+    path, client = str(short_path / "full.sock"), authority.client()
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as first,
+        socket.create_server(("127.0.0.1", 0)) as tcp_listener,
+    ):
+        listener.bind(path)
         listener.listen(0)
-        first.connect(address)  # fills the backlog
+        first.connect(path)  # fills the backlog
+        tcp = TcpAddress("127.0.0.1", tcp_listener.getsockname()[1], NAME, lambda: client)
         with pytest.raises(httpx.TimeoutException, match=r"Connect timed out after 0\.1 s"):
-            read(Transport(UnixAddress(address), 60.0), timeout_s=0.1)
-
-
-def test_a_peer_that_does_not_answer_the_tls_handshake_is_a_timeout(authority: Authority) -> None:
-    client = authority.client()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = TcpAddress("127.0.0.1", listener.getsockname()[1], NAME, lambda: client)
-        with pytest.raises(httpx.TimeoutException, match=r"Connect timed out after 0\.1 s"):
-            read(Transport(address, 60.0), timeout_s=0.1)
+            read(Transport(UnixAddress(path) if way == "unix" else tcp, 60.0), timeout_s=0.1)
 
 
 def test_a_request_that_is_not_read_is_a_timeout(serve: Serve) -> None:

@@ -14,6 +14,7 @@ import structlog
 
 from gateway.pool.admission import Admission
 from gateway.pool.client import BranchError
+from gateway.pool.slot_table import MAX_DOWN_S
 from gateway.pool.watcher import FailureTotals, PoolWatcher
 from shared.errors import NotReady
 from shared.plan import Plan, Slot
@@ -21,6 +22,12 @@ from shared.protocol import PROTOCOL, Accepted, GenerateRequest, SlotState, Stat
 from shared.time_margins import MARGINS
 from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
 from tests.gateway.pool.reservations import claim
+
+
+def make_pool(folder: Path, max_down_s: float = MAX_DOWN_S) -> tuple[Plan, Admission]:
+    """A pool of one slot."""
+    plan = Plan({}, [], [Slot(0, "cpu", "small", str(folder / "slot.sock"), 3)])
+    return plan, Admission(plan, "auto", 6, max_down_s)
 
 
 def worker(pid: int, farewell: bytes) -> tuple[Answer, threading.Event]:
@@ -47,8 +54,7 @@ def worker(pid: int, farewell: bytes) -> tuple[Answer, threading.Event]:
 def test_admission_follows_the_worker_to_its_end_and_its_successor(
     short_path: Path, farewell: bytes, reason: str
 ) -> None:
-    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
-    admission = Admission(plan, "auto", 6)
+    plan, admission = make_pool(short_path)
     with structlog.testing.capture_logs() as events:
         own = claim()
         PoolWatcher(plan, admission, ack_s=0.2)  # before its worker exists
@@ -100,8 +106,7 @@ def slot_worker(farewell: bytes, lose: threading.Event, release: threading.Event
 def test_branches_in_progress_end_with_their_worker_unless_it_drains(
     short_path: Path, farewell: bytes, is_ended: bool
 ) -> None:
-    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
-    admission = Admission(plan, "auto", 6)
+    plan, admission = make_pool(short_path)
     lose, release = threading.Event(), threading.Event()
     with serving(short_path, slot_worker(farewell, lose, release)), ThreadPoolExecutor() as pool:
         watcher = PoolWatcher(plan, admission, ack_s=0.2)
@@ -127,8 +132,7 @@ def test_branches_in_progress_end_with_their_worker_unless_it_drains(
 
 
 def test_requests_that_wait_are_refused_when_no_worker_comes(short_path: Path) -> None:
-    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
-    admission = Admission(plan, "auto", 6, max_down_s=0.3)
+    plan, admission = make_pool(short_path, max_down_s=0.3)
     PoolWatcher(plan, admission, ack_s=0.2)
     begin = time.monotonic()
     with pytest.raises(NotReady, match="none is expected soon"):
@@ -158,8 +162,7 @@ def test_failures_of_replaced_workers_stay_counted() -> None:
 def test_a_worker_of_a_version_that_does_not_fit_gets_no_branches_and_says_why(
     short_path: Path, protocol: int, oldest: int, reason: str
 ) -> None:
-    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
-    admission = Admission(plan, "auto", 6)
+    plan, admission = make_pool(short_path)
     state = State(state="warm", version="9.9", protocol=protocol, oldest_protocol=oldest)
     with serving(short_path, lambda connection: connection.sendall(HEAD + line(state))):
         PoolWatcher(plan, admission, ack_s=0.2)
@@ -170,8 +173,7 @@ def test_a_worker_of_a_version_that_does_not_fit_gets_no_branches_and_says_why(
 @pytest.mark.parametrize("fields", [{}, {"protocol": PROTOCOL + 1, "oldest_protocol": PROTOCOL}])
 def test_a_worker_of_another_version_that_fits_serves(short_path: Path, fields: dict[str, int]) -> None:
     """Of the first version, which does not say its protocol, or of a later one."""
-    plan = Plan({}, [], [Slot(0, "cpu", "small", str(short_path / "slot.sock"), 3)])
-    admission = Admission(plan, "auto", 6)
+    plan, admission = make_pool(short_path)
     release = threading.Event()
 
     def answer(connection: socket.socket) -> None:

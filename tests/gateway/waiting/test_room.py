@@ -211,14 +211,6 @@ class Fairness(RuleBasedStateMachine):
             self.leads = {pair: lead for pair, lead in self.leads.items() if left.owner not in pair}
 
     @invariant()
-    def the_head_is_its_owners_first(self) -> None:
-        head = self.queue.head()
-        assert (head is None) == (not self.waiting)
-        assert head is None or self.waiting[head.owner][0] is head
-        for owner in "abc":
-            assert self.queue.last(owner) == self.waiting.get(owner, [])[-1:]
-
-    @invariant()
     def no_pair_drifts_apart(self) -> None:
         assert all(highest - lowest <= 2 * MAX_BRANCHES for highest, lowest, _ in self.leads.values())
 
