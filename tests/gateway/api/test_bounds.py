@@ -117,6 +117,10 @@ def test_a_field_accepts_exactly_what_is_within_its_bounds(
     request_type: type[msgspec.Struct], field: msgspec.structs.FieldInfo
 ) -> None:
     parse, required = REQUESTS[request_type]
+    description = description_of(field.type)
+    for kind in map(unwrap, kinds_of(unwrap(inspect.type_info(field.type)))):
+        for limit in filter(None, (getattr(kind, bound, None) for bound in ("ge", "gt", "le", "max_length"))):
+            assert f"{limit}" in description or f"{limit:g}" in description, limit
     for value, is_good in cases(field.name, inspect.type_info(field.type)):
         body = msgspec.json.encode({**required, field.name: value})
         if is_good:
@@ -125,19 +129,8 @@ def test_a_field_accepts_exactly_what_is_within_its_bounds(
         with pytest.raises(InvalidRequest) as caught:
             parse(body)
         assert [error.field for error in caught.value.fields] == [field.name], value
-        assert description_of(field.type) in caught.value.detail
+        assert description in caught.value.detail
         assert len(caught.value.detail) < 250
-
-
-@pytest.mark.parametrize("request_type", REQUESTS)
-def test_the_description_of_a_field_names_its_bounds(request_type: type[msgspec.Struct]) -> None:
-    for field in msgspec.structs.fields(request_type):
-        description = description_of(field.type)
-        for kind in map(unwrap, kinds_of(unwrap(inspect.type_info(field.type)))):
-            for bound in ("ge", "gt", "le", "max_length"):
-                limit = getattr(kind, bound, None)
-                if limit is not None:
-                    assert f"{limit}" in description or f"{limit:g}" in description, (field.name, bound)
 
 
 @pytest.mark.parametrize("name", RESOURCE_BOUNDS)
