@@ -51,11 +51,8 @@ def test_health_checks_are_answered_whatever_host_they_name(listed: Gateway, pat
     status = 200 if path == "/health/live" else 503  # no slot is warm
     for method in ("GET", "HEAD"):
         assert listed.client.simulate_request(method, path, headers={"Host": host}).status_code == status
-
-
-def test_a_health_check_of_a_foreign_page_is_refused(listed: Gateway) -> None:
-    headers = {"Host": "rebound.example", "Origin": "https://evil.example"}
-    assert listed.client.simulate_get("/health/ready", headers=headers).status_code == 403
+    headers = {"Host": host, "Origin": "https://foreign.example"}
+    assert listed.client.simulate_get(path, headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize("origin", ["null", "", "http://", "https://", "://", "file://", "about:blank"])
@@ -65,14 +62,13 @@ def test_an_origin_without_a_host_is_never_our_own(make_echo: MakeGateway, host:
     assert (response.status_code, response.json["code"]) == (403, "forbidden_origin")
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("scheme", ["http", "https", None])
 @pytest.mark.parametrize("host", ["localhost:8000", "localhost.:8000", "notes.localhost:8000", "a.b.localhost"])
-def test_our_own_pages_need_no_cors_headers(echo: Gateway, scheme: str, host: str) -> None:
-    headers = {"Host": host, "Origin": f"{scheme}://{host}"}
+def test_our_own_pages_and_what_is_no_page_need_no_cors_headers(echo: Gateway, scheme: str | None, host: str) -> None:
+    headers = {"Host": host} | ({"Origin": f"{scheme}://{host}"} if scheme else {})
     response = echo.client.simulate_post("/echo", body=b"{}", headers=headers)
     assert response.status_code == 200
-    assert CORS not in response.headers
-    assert "Vary" not in response.headers
+    assert not {CORS.lower(), "vary"} & response.headers.keys()
 
 
 EXTENSION = "chrome-extension://abcdefghijklmnop"
@@ -141,39 +137,23 @@ def test_pages_of_any_origin_may_read_static_files(listed: Gateway, origin: str 
         assert listed.client.simulate_get("/staticfiles", headers=headers).status_code == 403
 
 
-def test_listed_pages_may_read_the_response_and_its_headers(listed: Gateway) -> None:
-    response = listed.client.simulate_post("/echo", body=b"{}", headers={"Origin": LISTED})
-    assert response.status_code == 200
-    assert response.headers[CORS] == LISTED
-    assert response.headers["Vary"] == "Origin"
-    exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
-    assert exposed == [
-        "X-Request-Id",
-        "Server-Timing",
-        "Retry-After",
-        "x-should-retry",
-        "Location",
-        "Preference-Applied",
-        "WWW-Authenticate",
-        "Allow",
-    ]
-
-
 @pytest.mark.parametrize(
     ("method", "path", "headers", "status"),
     [
+        ("POST", "/echo", {}, 200),
         ("POST", "/echo", {"Content-Length": "9999999"}, 413),
         ("POST", "/echo", {"Content-Length": "2", "Content-Encoding": "br"}, 415),
         ("GET", "/nothing", {}, 404),
         ("DELETE", "/echo", {}, 405),
     ],
 )
-def test_listed_pages_may_read_errors(
+def test_listed_pages_may_read_answers_errors_and_their_headers(
     listed: Gateway, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     response = listed.client.simulate_request(method, path, headers={"Origin": LISTED, **headers})
-    assert response.status_code == status
-    assert response.headers[CORS] == LISTED
+    assert (response.status_code, response.headers[CORS], response.headers["Vary"]) == (status, LISTED, "Origin")
+    exposed = "X-Request-Id, Server-Timing, Retry-After, x-should-retry, Location, Preference-Applied, WWW-Authenticate"
+    assert response.headers["Access-Control-Expose-Headers"] == f"{exposed}, Allow"
 
 
 def preflight(
@@ -244,9 +224,3 @@ def test_options_without_a_preflight_lists_the_methods(listed: Gateway) -> None:
         assert response.status_code == 200
         assert set(response.headers["Allow"].split(", ")) >= {"GET", "POST"}
         assert "Access-Control-Allow-Methods" not in response.headers
-
-
-def test_a_request_without_an_origin_is_not_a_pages(listed: Gateway) -> None:
-    response = listed.client.simulate_post("/echo", body=b"{}")
-    assert response.status_code == 200
-    assert CORS not in response.headers
