@@ -135,10 +135,6 @@ def test_the_first_valid_candidate_counts(path: Path) -> None:
     assert key_file.find(["\udcff", "é", ""]) is None
 
 
-def remove(path: Path) -> None:
-    path.unlink()
-
-
 def break_line(path: Path) -> None:
     with path.open("a") as file:
         file.write('{"id": "canary-contents", "rate": "many"}\n')
@@ -148,7 +144,7 @@ def open_to_others(path: Path) -> None:
     path.chmod(0o640)
 
 
-@pytest.mark.parametrize("damage", [remove, break_line, open_to_others])
+@pytest.mark.parametrize("damage", [Path.unlink, break_line, open_to_others])
 def test_a_file_that_breaks_later_keeps_its_keys_and_is_logged_once(path: Path, damage: Callable[[Path], None]) -> None:
     clock = Clock()
     key, _ = new_key(path, "n")
@@ -274,13 +270,13 @@ def test_an_id_may_occur_once(path: Path) -> None:
         read_keys(path)
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o666])
-def test_a_file_that_others_may_read_or_write_is_refused(path: Path, mode: int) -> None:
+def test_a_file_that_others_may_read_or_write_is_refused(path: Path) -> None:
     new_key(path, "n")
-    path.chmod(mode)
-    for use in (lambda: read_keys(path), lambda: new_key(path, "n"), lambda: revoke_key(path, "a")):
-        with pytest.raises(StartError, match="chmod 600"):
-            use()
+    for mode in (0o640, 0o620, 0o604, 0o602, 0o666):
+        path.chmod(mode)
+        for use in (lambda: read_keys(path), lambda: new_key(path, "n"), lambda: revoke_key(path, "a")):
+            with pytest.raises(StartError, match="chmod 600"):
+                use()
 
 
 def test_the_group_may_read_a_file_of_root_that_another_user_serves_with(

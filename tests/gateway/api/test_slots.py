@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.api.page import STATIC
@@ -17,34 +18,8 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 def test_the_json_has_all_that_is_known_of_each_slot(gateway: Gateway) -> None:
     gateway.admission.update(1, WARM)
     first, second, third = gateway.client.simulate_get("/slots").json["slots"]
-    assert second == {
-        "slot": 1,
-        "address": "",
-        "vocab_size": 0,
-        "num_replicas": 1,
-        "num_gateways": 0,
-        "state": "warm",
-        "reason": None,
-        "progress": 1.0,
-        "model": "small",
-        "device": "cpu",
-        "dtype": "int8",
-        "kernels": "triton; graphs: on",
-        "revision": "abc",
-        "max_batch": 3,
-        "n_ctx": 0,
-        "in_flight": 2,
-        "peak_in_flight": 0,
-        "ms_per_token": 1.23456,
-        "memory_bytes": 5 << 20,
-        "pid": 7,
-        "age": 4,
-        "version": "",
-        "protocol": 1,
-        "oldest_protocol": 1,
-        "certificate_expires_at": 0.0,
-        "counters": {"prompt_tokens": 5},
-    }
+    of_plan = {"slot": 1, "model": "small", "device": "cpu", "address": "", "peak_in_flight": 0}
+    assert second == msgspec.to_builtins(WARM) | of_plan
     assert [(slot["slot"], slot["model"], slot["state"]) for slot in (first, third)] == [
         (0, "small", "down"),
         (2, "medium", "down"),

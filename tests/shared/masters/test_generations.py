@@ -150,16 +150,6 @@ def test_a_reload_that_waits_follows_one_whose_successors_ended(arbiter: Arbiter
     assert (sorted(arbiter.WORKERS), arbiter.stopped) == ([1, 2, 5, 6], [])
 
 
-def test_a_stop_forgets_the_reload_that_waits(arbiter: Arbiter) -> None:
-    arbiter.reload()
-    arbiter.reload()
-    arbiter.stop()
-    arbiter.end(3)
-    arbiter.end(4)
-    arbiter.manage_workers()
-    assert sorted(arbiter.WORKERS) == [1, 2]
-
-
 def refuse_as_gunicorn(_arbiter: Arbiter) -> None:
     raise SystemExit(1)
 
@@ -205,13 +195,6 @@ def test_a_fork_that_fails_is_tried_again_and_ends_no_sibling(arbiter: Arbiter) 
     arbiter.can_fork = True
     arbiter.manage_workers()
     assert {worker.slot_index for worker in arbiter.WORKERS.values()} == {0, 1}
-
-
-def test_a_stop_is_known_to_the_workers_before_they_are_signalled(arbiter: Arbiter) -> None:
-    assert not arbiter.generations.leases.is_stopping
-    arbiter.stop()
-    assert arbiter.generations.leases.is_stopping
-    assert arbiter.stopped == [1, 2]
 
 
 def test_the_workers_of_a_gpu_are_replaced_one_after_another() -> None:
@@ -272,11 +255,18 @@ def test_a_reload_without_memory_for_a_successor_is_refused() -> None:
     assert sorted(arbiter.WORKERS) == [1, 2, 4]
 
 
-def test_a_stop_ends_a_reload_in_progress() -> None:
-    arbiter = serving(2, [({0, 1}, 1)])
+@pytest.mark.parametrize("max_successors", [[], [({0, 1}, 1)]])
+def test_a_stop_ends_the_reload_in_progress_and_the_one_that_waits(max_successors: list[tuple[set[int], int]]) -> None:
+    """It is known to the workers before they are signalled."""
+    arbiter = serving(2, max_successors)
     arbiter.reload()
+    arbiter.reload()
+    assert not arbiter.generations.leases.is_stopping
     arbiter.stop()
-    arbiter.end(3)
+    assert arbiter.generations.leases.is_stopping
+    assert arbiter.stopped == ([1, 2, 3] if max_successors else [1, 2, 3, 4])
+    for successor in arbiter.stopped[2:]:
+        arbiter.end(successor)
     arbiter.manage_workers()
     assert sorted(arbiter.WORKERS) == [1, 2]
 

@@ -190,58 +190,37 @@ def interleavings(scenario: Scenario) -> Iterator[Outcome]:
 
 SERVING: list[Operation] = [("lease", 1, 0), ("mark_warm", 0, 1)]
 RELOADING: list[Operation] = [*SERVING, ("lease", 2, 0)]
+FAILING: list[Operation] = [
+    *(("lease", 1, 0), ("lease", 2, 0), ("free", 2)),
+    *(("lease", 3, 0), ("free", 3), ("lease", 4, 0)),
+]
+SCENARIOS = {
+    "warm while the old generation ends": Scenario(RELOADING, [("free", 1)], {2: [("mark_warm", 0, 2)]}),
+    "warm while the old generation is replaced": Scenario(
+        RELOADING, [("free", 1), ("lease", 3, 0)], {2: [("mark_warm", 0, 2)]}
+    ),
+    "old generation warm while the new one crashes": Scenario(
+        FAILING[:2], [("free", 2), ("lease", 3, 0)], {1: [("mark_warm", 0, 1)]}
+    ),
+    "warm while a third failure is counted": Scenario(
+        FAILING, [("free", 4), ("lease", 5, 0)], {1: [("mark_warm", 0, 1)]}
+    ),
+    "two generations warm at once": Scenario(
+        [*RELOADING, ("lease", 3, 0)], [("free", 1)], {2: [("mark_warm", 0, 2)], 3: [("mark_warm", 0, 3)]}
+    ),
+    "a warm word is reused": Scenario(
+        [*RELOADING, ("mark_warm", 0, 2), ("free", 1)], [("lease", 3, 0)], {2: [("successor_is_warm", 0, 2)] * 2}
+    ),
+    "reads while the new generation crashes again": Scenario(
+        [*RELOADING, ("free", 2), ("lease", 3, 0)], [("free", 3)], {1: [("successor_is_warm", 0, 1)] * 2}
+    ),
+    "reads while the new generation becomes warm and the next is leased": Scenario(
+        RELOADING, [("lease", 3, 0)], {1: [("successor_is_warm", 0, 1)], 2: [("mark_warm", 0, 2)]}
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(
-            Scenario(RELOADING, [("free", 1)], {2: [("mark_warm", 0, 2)]}), id="warm while the old generation ends"
-        ),
-        pytest.param(
-            Scenario(RELOADING, [("free", 1), ("lease", 3, 0)], {2: [("mark_warm", 0, 2)]}),
-            id="warm while the old generation is replaced",
-        ),
-        pytest.param(
-            Scenario([("lease", 1, 0), ("lease", 2, 0)], [("free", 2), ("lease", 3, 0)], {1: [("mark_warm", 0, 1)]}),
-            id="old generation warm while the new one crashes",
-        ),
-        pytest.param(
-            Scenario(
-                [("lease", 1, 0), ("lease", 2, 0), ("free", 2), ("lease", 3, 0), ("free", 3), ("lease", 4, 0)],
-                [("free", 4), ("lease", 5, 0)],
-                {1: [("mark_warm", 0, 1)]},
-            ),
-            id="warm while a third failure is counted",
-        ),
-        pytest.param(
-            Scenario(
-                [*RELOADING, ("lease", 3, 0)], [("free", 1)], {2: [("mark_warm", 0, 2)], 3: [("mark_warm", 0, 3)]}
-            ),
-            id="two generations warm at once",
-        ),
-        pytest.param(
-            Scenario(
-                [*SERVING, ("lease", 2, 0), ("mark_warm", 0, 2), ("free", 1)],
-                [("lease", 3, 0)],
-                {2: [("successor_is_warm", 0, 2)] * 2},
-            ),
-            id="a warm word is reused",
-        ),
-        pytest.param(
-            Scenario(
-                [*RELOADING, ("free", 2), ("lease", 3, 0)],
-                [("free", 3)],
-                {1: [("successor_is_warm", 0, 1)] * 2},
-            ),
-            id="reads while the new generation crashes again",
-        ),
-        pytest.param(
-            Scenario(RELOADING, [("lease", 3, 0)], {1: [("successor_is_warm", 0, 1)], 2: [("mark_warm", 0, 2)]}),
-            id="reads while the new generation becomes warm and the next is leased",
-        ),
-    ],
-)
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_every_interleaving_equals_some_order_of_whole_operations(scenario: Scenario) -> None:
     allowed = scenario.sequential()
     num_run = 0
