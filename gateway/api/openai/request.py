@@ -23,10 +23,14 @@ MIN_BIAS = -100.0
 
 
 def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest, list[str]]:
-    """The request in the terms of Tercet, and a warning for each field whose value it could not have.
+    """The request in the terms of Tercet, its prompts as a list of one kind, and a warning for each field whose value
+    it could not have.
 
     Editors send a `max_tokens` that is meant for larger models. Of a text that need not be used whole, half of the
     model's context is then generated at most.
+
+    Raises:
+        InvalidRequest: there is no prompt, there are too many, or they are of several kinds.
     """
     changes: dict[str, Any] = {}
     warnings = []
@@ -34,13 +38,15 @@ def resolve(request: CompletionRequest, model: Model) -> tuple[CompletionRequest
         changes["logprobs"] = 0 if request.logprobs else None
     if not request.stream:
         changes["stream_options"] = None
-    if request.truncate_prompt_tokens is not None and not _is_text(request.prompt):
-        changes["prompt"] = _last_ids(request.prompt, request.truncate_prompt_tokens)
+    prompts = _prompts(request.prompt)
+    is_text = isinstance(prompts[0], str)
+    if request.truncate_prompt_tokens is not None and not is_text:
+        prompts = [prompt[-request.truncate_prompt_tokens :] for prompt in prompts]
+    changes["prompt"] = prompts
     max_tokens = request.max_tokens
-    if max_tokens < 0 and not _is_text(request.prompt):
-        longest = max((len(ids) for ids in _id_lists(changes.get("prompt", request.prompt))), default=0)
-        changes["max_tokens"] = max(model.n_ctx - longest, 0)
-    elif max_tokens < 0 or (max_tokens >= model.n_ctx and not request.echo and _is_text(request.prompt)):
+    if max_tokens < 0 and not is_text:
+        changes["max_tokens"] = max(model.n_ctx - max(map(len, prompts)), 0)
+    elif max_tokens < 0 or (max_tokens >= model.n_ctx and not request.echo and is_text):
         changes["max_tokens"] = model.n_ctx // 2
         warnings.append(f"max_tokens was lowered to {model.n_ctx // 2}, half of the model's context.")
     biases = _biases(request)
@@ -63,7 +69,8 @@ def completion_spec(
         InvalidRequest, PromptTooLong: a field is out of the range that the plan, the model or another field allows.
     """
     deadline = starter.deadline(started_at, request.max_time)
-    prompts = _prompts(request, model)
+    prompts: tuple[Prompt, ...] = tuple(request.prompt)  # type: ignore[arg-type]
+    _check_ids(request, prompts, model)
     num_new_tokens = _num_new_tokens(request)
     if num_new_tokens >= model.n_ctx:
         raise invalid_field("max_tokens", f"must be below {model.n_ctx}, the context of {model.name}")
@@ -71,7 +78,7 @@ def completion_spec(
     sampling = sampling_of(request, num_new_tokens, model.vocab_size, logit_bias=biases)
     num_completions = _num_completions(request, prompts)
     _check_num_logprobs(request, prompts, num_completions, model)
-    is_text = _is_text(request.prompt)
+    is_text = isinstance(prompts[0], str)
     suffix = cut_suffix(request.suffix) if request.max_tokens else ""
     has_parts = not request.clean and request.max_tokens > 0 and not suffix
     if request.echo:  # the worker sends the prompt's tokens with its last line
@@ -98,26 +105,28 @@ def completion_spec(
     )
 
 
-def _prompts(request: CompletionRequest, model: Model) -> tuple[Prompt, ...]:
+def _prompts(prompt: Any) -> list[Prompt]:
     """
     Raises:
-        InvalidRequest: there is none or too many, they are of several kinds, or a token id is not in the vocabulary.
-        PromptTooLong: token ids that are too many.
+        InvalidRequest: there is none, there are too many, or they are of several kinds.
     """
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return (prompt,)
-    prompts: tuple[Prompt, ...]
-    if prompt and all(isinstance(item, int) for item in prompt):
-        prompts = (prompt,)  # type: ignore[assignment]
-    elif all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
-        prompts = tuple(prompt)  # type: ignore[arg-type]
-    else:
+    kinds = {type(item) for item in prompt} if isinstance(prompt, list) else set()
+    prompts: list[Prompt] = [prompt] if isinstance(prompt, str) or kinds == {int} else prompt
+    if len(kinds) > 1:
         raise invalid_field(
             "prompt", "must be a list of strings, of token ids, or of lists of token ids, not a mixture"
         )
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise invalid_field("prompt", f"must be 1 to {MAX_PROMPTS} prompts, not {len(prompts)}")
+    return prompts
+
+
+def _check_ids(request: CompletionRequest, prompts: tuple[Prompt, ...], model: Model) -> None:
+    """
+    Raises:
+        InvalidRequest: a token id is not in the vocabulary.
+        PromptTooLong: token ids that are too many.
+    """
     for ids in prompts:
         if not isinstance(ids, list):
             continue
@@ -131,7 +140,6 @@ def _prompts(request: CompletionRequest, model: Model) -> tuple[Prompt, ...]:
                 f" context of {model.name}"
             )
             raise PromptTooLong(f"prompt {message}.", fields=(FieldError("prompt", message),))
-    return prompts
 
 
 def _num_completions(request: CompletionRequest, prompts: tuple[Prompt, ...]) -> int:
@@ -204,22 +212,5 @@ def _max_prompt_tokens(request: CompletionRequest, model: Model, sampling: Sampl
     return None if request.echo else model.n_ctx - sampling.max_new_tokens
 
 
-def _id_lists(prompt: Any) -> list[list[int]]:
-    """The prompts of token ids; anything else that a list holds is refused later."""
-    if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
-        return [prompt]
-    return [item for item in prompt if isinstance(item, list)] if isinstance(prompt, list) else []
-
-
-def _last_ids(prompt: Any, number: int) -> Any:
-    if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
-        return prompt[-number:]
-    return [item[-number:] if isinstance(item, list) else item for item in prompt]
-
-
 def _num_new_tokens(request: CompletionRequest) -> int:
     return max(request.max_tokens, MIN_TOKENS) if request.clean else request.max_tokens
-
-
-def _is_text(prompt: str | list[str | int | list[int]]) -> bool:
-    return isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], str))
