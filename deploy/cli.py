@@ -25,7 +25,7 @@ COMMANDS = {
     "tune": "deploy.tuning.tune.tune_command:tune",
     "doctor": "deploy.command_line.doctor:doctor",
     "health": "deploy.command_line.health:health",
-    "reload": "deploy.command_line.reload:reload",
+    "reload": "deploy.supervision.rolling_reload:reload",
     "key": "deploy.command_line.key:key_commands",
     "settings": "deploy.command_line.settings:show_settings",
     "complete": "deploy.command_line.complete:complete",

@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 
+from deploy.terminal import make_console
 from deploy.tuning.planning import make_plan
 from gateway.pool.client import BranchError, SlotClient
 from shared.errors import StartError
-from shared.home import START_DIRECTORY
+from shared.home import START_DIRECTORY, start_directory
 from shared.masters.run_directory import lock_holder, lock_run_directory, remove_run_files
 from shared.plan import Plan, Slot, read_current_plan, write_plan
 from shared.protocol import State
@@ -26,6 +29,29 @@ from shared.settings import INTERNAL, Settings
 from shared.time_margins import MARGINS
 
 POLL_S = 0.05
+out = make_console()
+
+
+def reload(
+    model: Annotated[str | None, typer.Option(help="Replace only the workers of this model.")] = None,
+) -> None:
+    """Replace the workers slot by slot, with the checkpoints as they are now. Stops at the first failure.
+
+    SIGHUP to `tercet serve` replaces all workers, with the same checkpoints; each serves until its successor is warm.
+    On a GPU whose memory does not hold a successor it is refused.
+
+    Needs no settings but the run directory (TERCET_RUN_DIR, or TERCET_BIND): the others are those of the server.
+    """
+    settings = Settings.load(os.environ)
+    environ = running_environment(settings) or os.environ
+    os.environ[START_DIRECTORY] = environ.get(START_DIRECTORY, start_directory())  # of the server's paths
+    reload_slots(
+        Settings.load(environ),
+        environ,
+        model,
+        lambda slot: out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False),
+    )
+    out.print("Reloaded.")
 
 
 def reload_slots(

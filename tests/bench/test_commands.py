@@ -92,16 +92,12 @@ def test_writer() -> None:
 
 
 def test_typist() -> None:
-    rows = rows_of("typist", "--quick", "--field", "length=8", "--writers", "2")
-    assert [row["rule"] for row in rows] == ["literature", "page"]
-    assert {f"{number} shown: saved, %" for number in (1, 2, 3)} < rows[0].keys()
-
-
-def test_typist_by_kind_of_text_and_model() -> None:
-    arguments = ("typist", "--quick", "--kind", "letters,essays", "--models", "embedded,synthetic:small")
-    document, _ = run(*arguments)
+    chosen = ("workers/checkpoints/page.txt", "--kind", "novels,letters", "--models", "embedded,synthetic:small")
+    document, _ = run("typist", "--quick", "--writers", "2", "--field", "length=8", *chosen)
     found = [(row["model"], row["text"], row["rule"]) for row in document["rows"]]
     assert len(set(found)) == len(found) == 2 * 2 * 2
+    assert {f"{number} shown: saved, %" for number in (1, 2, 3)} < document["rows"][0].keys()
+    assert document["notes"][-1].startswith("For comparison")
     assert {model for model, _, _ in found} == {"embedded, int8", "synthetic:small, int8"}
     assert (document["workload"]["passages"], document["workload"]["words"]) == (4, 20)
 

@@ -19,10 +19,9 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 
-from deploy.clients.lsp.editor_settings import EditorSettings, read_settings
 from deploy.clients.lsp.gateway import Gateway, Problem, Superseded
 from deploy.clients.lsp.protocol import Protocol, position_in_text
-from deploy.clients.lsp.suggestions import Caret, Offer, Suggestions, Trigger
+from deploy.clients.lsp.suggestions import Caret, EditorSettings, Offer, Suggestions, Trigger, read_settings
 from deploy.gateway_client import client_options, server_url
 from shared.errors import StartError
 from shared.settings import Settings

@@ -1,4 +1,5 @@
-"""The suggestions for one document: when to request some, what to request, and what of an answer still holds.
+"""The suggestions for one document: what a user can set, when to request some, what to request, and what of an answer
+still holds.
 
 Pure state. It knows neither the editor's protocol nor HTTP.
 """
@@ -10,11 +11,10 @@ import re
 import secrets
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from deploy.clients.lsp.editor_settings import EditorSettings
 from deploy.clients.lsp.text import has_text_after, is_prose, trim_suffix
 
 # The server reads the last few hundred tokens only. The start of what is sent moves in steps, so that consecutive
@@ -24,6 +24,44 @@ CUT_STEP_CHARS = 4096
 MAX_SUFFIX_CHARS = 200  # the server reads no more
 _LINE_END = re.compile(r"\r\n?|\n")
 _WORD = re.compile(r"\w[\w'’-]*\Z")
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class EditorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What a user can set in the editor, in the section `tercet` of its settings.
+
+    Attributes:
+        url: the server's address; empty: the one of the command line or of this machine.
+        key: its API key; empty: none, or `TERCET_API_KEY` where `url` is empty too.
+        mode: when suggestions come unasked. `live`: likely next words at every key; `pauses`: ideas when typing
+            pauses; `off`: never.
+        min_probability: in the mode `live`, predictions end where they are less probable.
+        min_usefulness: in the mode `live`, predictions that are expected to save fewer keys are held back.
+        prose_only: nothing comes unasked in code, front matter and mathematics of Markdown and plain text.
+        model: the name of a model that the server serves; empty: its default.
+    """
+
+    url: str = ""
+    key: str = ""
+    mode: Literal["live", "pauses", "off"] = "live"
+    min_probability: Probability = 0.5
+    min_usefulness: NonNegative = 1
+    prose_only: bool = True
+    model: str = ""
+
+
+def read_settings(*sections: Any) -> EditorSettings:
+    """The settings in these sections, of which a later one wins. An editor may send null for what is not set.
+
+    Raises:
+        ValueError: a setting has an unknown name, or a value that it cannot have.
+    """
+    merged: dict[str, Any] = {}
+    for section in sections:
+        if isinstance(section, dict):
+            merged |= {name: value for name, value in section.items() if value is not None}
+    return msgspec.convert(merged, EditorSettings)
 
 
 class Trigger(Enum):

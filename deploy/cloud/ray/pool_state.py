@@ -1,4 +1,5 @@
-"""What an ingress knows of the pool: the reports of all workers and of all ingresses, and one `State` made of them.
+"""What an ingress knows of the pool: the reports of all workers and of all ingresses, one `State` made of them, and
+which worker remembers a document.
 
 Pure: knows neither Ray nor HTTP, and is given the time.
 
@@ -8,6 +9,7 @@ second, so this finds it within two.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -111,3 +113,14 @@ def merge(states: Sequence[State]) -> State:
 
 def _joined(names: Iterable[str]) -> str:
     return "+".join(sorted(set(names)))
+
+
+def preferred(key: str, names: Iterable[str]) -> str:
+    """The name that remembers `key`: the one with the highest hash of both (rendezvous hashing).
+
+    Every process finds the same one without asking. When the n-th worker comes or goes, 1/n of the documents move.
+
+    Raises:
+        ValueError: there are no names.
+    """
+    return max(names, key=lambda name: hashlib.blake2b(f"{key} {name}".encode(), digest_size=8).digest())

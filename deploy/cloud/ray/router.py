@@ -12,8 +12,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from deploy.cloud.ray.documents import preferred
-from deploy.cloud.ray.pool_state import POOL
+from deploy.cloud.ray.pool_state import POOL, preferred
 
 
 class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package without checked types

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.tuning.load.prompts import PromptGenerator
-from deploy.tuning.load.workload import Workload
+from deploy.tuning.load.workload import PromptGenerator, Workload
 from workers.checkpoints.resolve import Checkpoint
 
 LOOPBACK = "127.0.0.1"

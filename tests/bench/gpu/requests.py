@@ -21,7 +21,7 @@ from rich.console import Console
 
 from deploy.tuning.gpus import has_mps
 from deploy.tuning.load.clients import LOOPBACK
-from deploy.tuning.load.prompts import PromptGenerator
+from deploy.tuning.load.workload import PromptGenerator
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from deploy.tuning.load.prompts import PromptGenerator
-from deploy.tuning.load.workload import Workload
+from deploy.tuning.load.workload import PromptGenerator, Workload
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.rounds import Contender
 from tests.bench.run import Options

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from deploy.tuning.load.clients import LOOPBACK, Clients, LoadResult
-from deploy.tuning.load.prompts import PromptGenerator
 from deploy.tuning.load.run import progress
+from deploy.tuning.load.workload import PromptGenerator
 from tests.bench.rounds import Contender, Results, Series, interleave, raise_for_status
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from deploy.tuning.load.prompts import tokenizer_of
-from deploy.tuning.load.workload import Workload
+from deploy.tuning.load.workload import Workload, tokenizer_of
 from workers.checkpoints.resolve import Checkpoint
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.engine import DEVICE_RUNNERS, Engine, EngineConfig, RunnerFactory

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from rich.console import Console
 
 from deploy.tuning.load.clients import LOOPBACK, LoadResult
-from deploy.tuning.load.prompts import PromptGenerator
+from deploy.tuning.load.workload import PromptGenerator
 from shared.errors import StartError
 from tests.bench.contender_process import ContenderProcess
 from tests.bench.results import Row

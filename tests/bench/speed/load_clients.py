@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from deploy.tuning.load.prompts import PromptGenerator
+from deploy.tuning.load.workload import PromptGenerator
 from shared.errors import StartError
 from workers.checkpoints.resolve import Checkpoint
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import http.server
 import os
-import threading
+import socket
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
+
+from tests.gateway.pool.helpers import respond, serving_requests
 
 # The libraries that a build for this version of CUDA requires here, one for all.
 LIBRARIES = {"12.6": "nvidia-cublas-cu12==12.6.4.1", "12.8": "nvidia-cublas-cu12==12.8.4.1"} | {
@@ -72,45 +74,24 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Lists a project's files with their hashes (PEP 503)."""
-
-    requests: list[str]
-
-    def do_GET(self) -> None:
-        self.requests.append(self.path)
-        folder = Path(self.translate_path(self.path))
-        if not folder.is_dir():
-            super().do_GET()
-            return
-        links = (
-            f'<a href="{path.name.replace("+", "%2B")}#sha256={_digest(path)}">x</a>\n'
-            for path in sorted(folder.glob("*.whl"))
-        )
-        page = f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>".encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
-
-    def log_message(self, *args: object) -> None:
-        """Print nothing."""
-
-
 @contextmanager
 def serving(folder: Path) -> Iterator[PackageIndex]:
-    """Serve the indexes in the folders of `folder`."""
+    """Serve the indexes in the folders of `folder`: a project's files with their hashes (PEP 503)."""
     requests: list[str] = []
-    handler = functools.partial(type("Handler", (_Handler,), {"requests": requests}), directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield PackageIndex(folder, f"http://127.0.0.1:{server.server_port}", requests)
-        finally:
-            server.shutdown()
-            thread.join()
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        requests.append(unquote(request.split()[1].decode()))
+        found = folder / requests[-1].strip("/")
+        if not found.is_dir():
+            respond(connection, 200, found.read_bytes()) if found.is_file() else respond(connection, 404, b"")
+            return
+        files = sorted(found.glob("*.whl"))
+        links = (f'<a href="{path.name.replace("+", "%2B")}#sha256={_digest(path)}">x</a>\n' for path in files)
+        page = f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>"
+        respond(connection, 200, page.encode(), {"Content-Type": "text/html"})
+
+    with serving_requests(answer) as server:
+        yield PackageIndex(folder, f"http://{server.address}", requests)
 
 
 def pip_environ(index_url: str) -> dict[str, str]:

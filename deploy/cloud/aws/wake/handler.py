@@ -20,13 +20,12 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from deploy.cloud.aws.wake.answers import Answer, json_answer, log, problem_answer
-from deploy.cloud.aws.wake.instance import Instance, Wake
+from deploy.cloud.aws.wake.instance import Instance, Wake, log
 from gateway.api.job_requests import check_idempotency_key, parse_job, stored_request
 from gateway.jobs.dynamodb import DynamoDbStore
 from gateway.jobs.queue import JobQueue
 from gateway.jobs.store import Job
-from shared.errors import JobsUnavailable, NotFound, TercetError, Unauthorized
+from shared.errors import PROBLEM_JSON, JobsUnavailable, NotFound, TercetError, Unauthorized
 
 # Part of the function's time that is kept for the answer.
 MARGIN_S = 1.5
@@ -36,6 +35,7 @@ POLL_S = 0.25
 RETRY_AFTER_S = "1"
 # The owner of all jobs where requests are not signed. No principal has this name.
 PUBLIC = "public"
+Answer = dict[str, Any]  # in the form of an HTTP API (payload 2.0)
 CONFIG = Config(connect_timeout=1, read_timeout=3, retries={"mode": "standard", "total_max_attempts": 4})
 
 
@@ -76,10 +76,10 @@ class Service:
         except TercetError as error:
             if isinstance(error, JobsUnavailable):
                 log("job_store_failed", reason=_reason(error))
-            return problem_answer(error)
+            return _problem(error)
         except Exception as error:  # noqa: BLE001 - a client gets JSON whatever happens, and the log no prompt
             log("unhandled_exception", reason=type(error).__name__, frames=traceback.format_tb(error.__traceback__))
-            return problem_answer(TercetError("The request failed for an unknown reason."))
+            return _problem(TercetError("The request failed for an unknown reason."))
 
     def sweep(self, until: float) -> dict[str, object]:
         """Start the instance if a job is open.
@@ -184,7 +184,17 @@ def _render(job: Job, wake: Wake | None, status: int, warnings: Sequence[str] = 
     headers = {"retry-after": RETRY_AFTER_S if wake is None or wake.is_up else "30"} if job.queue == "open" else {}
     if status == 202:
         headers["location"] = f"/jobs/{job.id}"
-    return json_answer(status, body, **headers)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return _answer(status, text, {"content-type": "application/json", **headers})
+
+
+def _problem(error: TercetError) -> Answer:
+    headers = {name.lower(): value for name, value in error.headers.items()}
+    return _answer(error.status, error.problem().decode(), {"content-type": PROBLEM_JSON, **headers})
+
+
+def _answer(status: int, body: str, headers: dict[str, str]) -> Answer:
+    return {"statusCode": status, "headers": {"cache-control": "no-store", **headers}, "body": body}
 
 
 def _reason(error: JobsUnavailable) -> str:

@@ -6,14 +6,14 @@ moment (no capacity, throttling, its own errors) are repeated within the caller'
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
-
-from deploy.cloud.aws.wake.answers import log
 
 FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 4.0
@@ -90,3 +90,9 @@ class Instance:
             return Wake(state, type(error).__name__)
         except LookupError:
             return Wake(state, "InvalidInstanceID.NotFound", is_final=True)
+
+
+def log(event: str, **fields: object) -> None:
+    """A line of JSON for CloudWatch. No prompt and no whole id may be among the fields."""
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+    sys.stdout.flush()

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.clients.lsp.editor_settings import EditorSettings, read_settings
-from deploy.clients.lsp.suggestions import MAX_CONTEXT_CHARS, Answer, Caret, Sentence, Suggestions, Trigger
+from deploy.clients.lsp.suggestions import (
+    MAX_CONTEXT_CHARS,
+    Answer,
+    Caret,
+    EditorSettings,
+    Sentence,
+    Suggestions,
+    Trigger,
+    read_settings,
+)
 
 LIVE = EditorSettings()
 OFF = EditorSettings(mode="off")
@@ -18,6 +26,7 @@ def caret(context: str, after: str = "") -> Caret:
 
 def test_keys_are_answered_with_words_and_a_wish_with_ideas() -> None:
     suggestions = Suggestions()
+    assert suggestions.session != Suggestions().session  # each document has its own
     typed = suggestions.request(caret("The se"), Trigger.TYPED, LIVE)
     own = {"context": "The se", "session": suggestions.session, "sequence": 1, "familiar_only": True}
     assert typed == own | {"strategy": "predict", "min_probability": 0.5}
@@ -28,10 +37,6 @@ def test_keys_are_answered_with_words_and_a_wish_with_ideas() -> None:
     pauses = EditorSettings(mode="pauses", model="small")
     wanted = ideas | {"model_size": "small", "sequence": 4}
     assert suggestions.request(caret("The sea"), Trigger.TYPED, pauses) == wanted | {"context": "The sea"}
-
-
-def test_each_document_has_a_session_of_its_own() -> None:
-    assert Suggestions().session != Suggestions().session
 
 
 @pytest.mark.parametrize(
@@ -83,30 +88,23 @@ def test_what_agrees_with_the_typed_text_stays() -> None:
         ("ea", 2),
     ]
     assert [offer.text for offer in suggestions.offers(caret("The sea"), 0)] == [" was"]
+    assert [offer.text for offer in suggestions.offers(caret("The"), 1)] == [" sea was", " ship"]
     for other in (caret("The m"), caret("Th"), caret("The sea was"), caret("The", "!")):
         assert suggestions.offers(other, 0) == []
+    suggestions.answered(caret("The"), Answer("a", [Sentence(" sea", 0.5), Sentence(" an idea")]))
+    assert [offer.text for offer in suggestions.offers(caret("The"), 1.5)] == [" an idea"]
     suggestions.forget()
     assert suggestions.offers(caret("The"), 0) == []
 
 
-def test_what_saves_too_few_keys_is_not_offered() -> None:
-    suggestions = Suggestions()
-    suggestions.answered(caret("The"), Answer("a", [Sentence(" sea", 0.5), Sentence(" an idea")]))
-    assert [offer.text for offer in suggestions.offers(caret("The"), 1.5)] == [" an idea"]
-    assert [offer.text for offer in suggestions.offers(caret("The "), 0.5)] == ["sea", "an idea"]
-
-
-def test_a_long_text_is_cut_in_steps() -> None:
+def test_a_long_text_is_cut_in_steps_and_sent_as_it_can_be_encoded() -> None:
     text = "x" * 100_000
     sizes = {len(caret(text[:size]).context) for size in range(50_000, 50_200)}
     assert min(sizes) >= MAX_CONTEXT_CHARS
     starts = {size - len(caret(text[:size]).context) for size in range(50_000, 50_200)}
     assert len(starts) == 1
     assert len(caret("", "y" * 1000).after) == 200
-
-
-def test_text_is_sent_as_it_can_be_encoded() -> None:
-    found = caret("one\r\ntwo \ud83d three", "\udc00")
+    found = caret("one\r\ntwo \ud83d three", "\udc00")  # halves of surrogate pairs cannot be encoded
     assert (found.context, found.after) == ("one\ntwo ? three", "?")
 
 

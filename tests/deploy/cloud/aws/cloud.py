@@ -46,7 +46,6 @@ class Fault:
     operation: str
     first: int = 1
     times: int = 1
-    delay_s: float = 0.0
     status: int = 0
     code: str = ""
     message: str = ""
@@ -127,13 +126,6 @@ class Cloud:
 
     # What goes wrong.
 
-    def inject(self, fault: Fault) -> None:
-        with self._lock:
-            self._faults.append(fault)
-
-    def delay(self, operation: str, seconds: float) -> None:
-        self.inject(Fault(operation, delay_s=seconds))
-
     def fail(
         self,
         operation: str,
@@ -146,12 +138,12 @@ class Cloud:
         is_performed: bool = False,
     ) -> None:
         """Answer with an error. With `is_performed` the service did what was wanted and only the answer is lost."""
-        self.inject(
+        self._faults.append(
             Fault(operation, first, times, status=status, code=code, message=message, is_performed=is_performed)
         )
 
     def rewrite(self, operation: str, change: Rewrite, *, times: int = 1) -> None:
-        self.inject(Fault(operation, times=times, rewrite=change))
+        self._faults.append(Fault(operation, times=times, rewrite=change))
 
     def answer(self, operation: Any, request: Any, send: Callable[[], Any]) -> Any:
         """What botocore gets for a request: `((HTTP response, parsed answer), None)`, or `(None, error)`.
@@ -160,8 +152,6 @@ class Cloud:
             operation: botocore's model of it.
         """
         faults = self._due(operation.name)
-        for fault in faults:
-            threading.Event().wait(fault.delay_s)  # tests replace time.sleep
         refusal = next((fault for fault in faults if fault.status), None)
         result: Any = send() if refusal is None or refusal.is_performed else None
         if refusal is not None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,16 +27,6 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: Any
-
-
-class Context:
-    """What Lambda passes with an event; the function must answer within `seconds`."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def get_remaining_time_in_millis(self) -> int:
-        return round(1e3 * self._seconds)
 
 
 def in_state(name: str) -> Rewrite:
@@ -65,13 +56,18 @@ class Function:
         return self._request("GET /jobs/{id}", user, pathParameters={"id": job_id}, headers={})
 
     def sweep(self, event: dict[str, Any] = SCHEDULED) -> dict[str, Any]:
-        return handle(event, Context(self.seconds))
+        return handle(event, self._context)
+
+    @property
+    def _context(self) -> Any:
+        """What Lambda passes with an event; the function must answer within `seconds`."""
+        return SimpleNamespace(get_remaining_time_in_millis=lambda: round(1e3 * self.seconds))
 
     def _request(self, route: str, user: str, **fields: Any) -> Answer:
         method, _, path = route.partition(" ")
         context = {"http": {"method": method, "path": path}, "authorizer": {"iam": {"userId": user}}}
         event = {"version": "2.0", "routeKey": route, "requestContext": context, "isBase64Encoded": False, **fields}
-        answer = handle(event, Context(self.seconds))
+        answer = handle(event, self._context)
         return Answer(answer["statusCode"], answer["headers"], json.loads(answer["body"]))
 
     # The instance.

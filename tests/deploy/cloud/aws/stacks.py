@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,37 +60,21 @@ def role_actions(template: dict[str, Any], role: str) -> set[str]:
 
 
 def for_moto(template: dict[str, Any]) -> str:
-    """The template without what moto does not have, and without what refers to that."""
-    resources, outputs = dict(template["Resources"]), dict(template["Outputs"])
+    """The template without what moto does not have, without what refers to that, and without outputs."""
+    resources = dict(template["Resources"])
     removed = {name for name, resource in resources.items() if resource["Type"].startswith(NOT_IN_MOTO)}
     while removed:
-        for name in removed:
-            del resources[name]
-        outputs = {name: output for name, output in outputs.items() if not _mentioned(output) & removed}
-        removed = {name for name, resource in resources.items() if _mentioned(resource) & removed}
+        resources = {name: resource for name, resource in resources.items() if name not in removed}
+        # In `Ref`, `Fn::GetAtt` or `Fn::Sub`.
+        mention = re.compile(rf'["{{](?:{"|".join(removed)})["}}.]')
+        removed = {name for name, resource in resources.items() if mention.search(json.dumps(resource))}
     # moto takes no properties of an instance from a launch template.
     for name, resource in resources.items():
         if resource["Type"] == "AWS::EC2::Instance" and "LaunchTemplate" in (given := resource["Properties"]):
             data = resources[given["LaunchTemplate"]["LaunchTemplateId"]["Ref"]]["Properties"]["LaunchTemplateData"]
             own = {"Tags": given["Tags"], **{key: data[key] for key in ("ImageId", "InstanceType", "UserData")}}
             resources[name] = {**resource, "Properties": own}
-    return json.dumps(template | {"Resources": resources, "Outputs": outputs})
-
-
-def _mentioned(part: Any) -> set[str]:
-    """Names of resources in `Ref`, `Fn::GetAtt` and `Fn::Sub`."""
-    if isinstance(part, list):
-        return set().union(*map(_mentioned, part))
-    if not isinstance(part, dict):
-        return set()
-    found = set().union(*map(_mentioned, part.values()))
-    if isinstance(part.get("Ref"), str):
-        found.add(part["Ref"])
-    if "Fn::GetAtt" in part:
-        found.add(part["Fn::GetAtt"][0])
-    if isinstance(part.get("Fn::Sub"), str):
-        found |= {piece.split("}")[0].split(".")[0] for piece in part["Fn::Sub"].split("${")[1:]}
-    return found
+    return json.dumps(template | {"Resources": resources, "Outputs": {}})
 
 
 @contextmanager

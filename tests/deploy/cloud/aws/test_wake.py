@@ -149,7 +149,6 @@ def test_a_stop_that_takes_longer_leaves_the_job_to_a_sweep(function: Function) 
 )
 def test_a_start_that_is_refused_for_a_moment_is_repeated(function: Function, code: str, status: int) -> None:
     function.cloud.fail("StartInstances", code, status=status, times=2)
-    function.cloud.delay("DescribeInstances", 0.2)
     assert function.post(PROMPT).body["instance"] == {"state": "pending"}
     assert function.cloud.count("StartInstances") == 3
 

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from deploy.cloud.ray.config import parse_config
-from deploy.cloud.ray.documents import preferred
-from deploy.cloud.ray.pool_state import MEMORY_S, REPORT_SILENCE_S, SILENCE_S, IngressLoad, PoolState
+from deploy.cloud.ray.pool_state import MEMORY_S, REPORT_SILENCE_S, SILENCE_S, IngressLoad, PoolState, preferred
 from shared.errors import StartError
 from shared.protocol import State
 

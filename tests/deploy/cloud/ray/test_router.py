@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cloud.ray.documents import preferred
+from deploy.cloud.ray.pool_state import preferred
 
 # Ray's modules warn where they are imported, so the tests import them.
 pytestmark = [pytest.mark.deploy, pytest.mark.filterwarnings("ignore")]

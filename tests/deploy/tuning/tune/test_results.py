@@ -19,18 +19,14 @@ def test_figures_are_of_answered_requests() -> None:
         Figures.of(Load(rate_qps=3), LoadResult([Reply(503, 1.0)], 1.0, 0.1))
 
 
-def test_medians_take_each_figure_by_itself_and_count_all_errors() -> None:
+def test_passes_are_merged_by_the_median_of_each_figure_and_all_errors() -> None:
     load = Load(clients=1)
     found = medians([figures(load, 10, 300, num_errors=1), figures(load, 30, 100), figures(load, 20, 900, 2)])
     assert (found.qps, found.mean_ms, found.num_errors, found.num_requests) == (20, 300, 3, 300)
-
-
-def test_passes_are_merged() -> None:
-    passes = [measurement(response_ms, mib) for response_ms, mib in (((9, 9, 9, 9), 1), ((5, 5, 5, 5), 3))]
-    found = merged([*passes, measurement((1, 1, 1, 1), 2)])
-    assert [row.mean_ms for row in found.figures] == [5, 5, 5, 5]
-    assert [row.load for row in found.figures] == [row.load for row in passes[0].figures]
-    assert found.worker_bytes == 3 * MIB
+    passes = [measurement((ms, ms, ms, ms), mib) for ms, mib in ((9, 1), (5, 3), (1, 2))]
+    both = merged(passes)
+    assert [(row.mean_ms, row.load) for row in both.figures] == [(5, row.load) for row in passes[0].figures]
+    assert both.worker_bytes == 3 * MIB
 
 
 def test_a_candidates_settings_and_name() -> None:

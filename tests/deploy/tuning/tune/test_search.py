@@ -56,23 +56,23 @@ def test_workers_and_threads_come_first_then_placement_then_the_batch() -> None:
     ]
 
 
-def test_more_workers_are_left_out_when_they_answer_no_more() -> None:
-    outcomes, state = search(machine_of(lambda one: min(one.workers, 2)), space(cores=8))
-    assert max(one.workers for one in outcomes) == 4
-    [reason] = {state.pruned[one] for one in state.pruned if one.workers == 8}
-    assert "4 workers answered 80.0 requests/s at most, 2 80.0" in reason
-
-
-def test_fewer_threads_are_left_out_when_they_were_worse() -> None:
-    outcomes, state = search(machine_of(lambda one: one.threads), space(cores=8))
-    assert {one.threads for one in outcomes if one.workers == 1} == {8, 4}
-    assert {one.threads for one in state.pruned if one.workers == 1} == {2, 1}
-
-
-def test_workers_that_do_not_fit_into_memory_are_left_out() -> None:
-    outcomes, state = search(machine_of(lambda one: one.workers), space(cores=8, free_mib=1900))
-    assert max(one.workers for one in outcomes) == 2
-    assert "memory: 4 × 500 MiB" in state.pruned[candidate(4, 2)]
+@pytest.mark.parametrize(
+    ("speed", "free_mib", "left_out", "reason"),
+    [
+        (lambda one: min(one.workers, 2), 20_000, (8, 1), "4 workers answered 80.0 requests/s at most, 2 80.0"),
+        (lambda one: one.threads, 20_000, (1, 2), "fewer threads were worse already"),
+        (lambda one: one.workers, 1900, (4, 2), "memory: 4 × 500 MiB"),
+    ],
+    ids=["more workers that answer no more", "fewer threads that were worse", "workers that do not fit"],
+)
+def test_what_cannot_win_is_left_out(
+    speed: Callable[[Candidate], float], free_mib: float, left_out: tuple[int, int], reason: str
+) -> None:
+    outcomes, state = search(machine_of(speed), space(cores=8, free_mib=free_mib))
+    assert reason in state.pruned[candidate(*left_out)]
+    measured = {(one.workers, one.threads) for one in outcomes}
+    assert left_out not in measured
+    assert (left_out[0] // 2, left_out[1]) in measured or (left_out[0], 2 * left_out[1]) in measured
 
 
 def test_a_plan_that_cannot_be_served_ends_the_growth() -> None:

@@ -61,12 +61,9 @@ def test_a_new_run_forgets_its_own_results_only(tmp_path: Path) -> None:
         assert other.outcomes == {candidate(1): measurement()}
 
 
-def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_refused_and_the_key_depends_on_every_value(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="--state"):
         state(tmp_path / "file" / "tune.jsonl")
-
-
-def test_the_key_depends_on_every_value() -> None:
     assert run_key({"a": 1, "b": 2}) == run_key({"b": 2, "a": 1})
     assert run_key({"a": 1, "b": 2}) != run_key({"a": 1, "b": 3})
