@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httptools
 
 LOOPBACK = "127.0.0.1"
+TIMEOUT_S = 180.0  # longer than any deadline of a request
 PROBLEM_JSON = "application/problem+json"
 # Statuses that promise the client another try, so that `Retry-After` must say when.
 RETRYABLE = frozenset({429, 503})
@@ -133,7 +134,7 @@ class Connection:
         if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
             self.close()
         if self._socket is None:
-            self._socket = socket.create_connection((LOOPBACK, self._port), timeout=60.0)
+            self._socket = socket.create_connection((LOOPBACK, self._port), timeout=TIMEOUT_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 self._socket = self._tls.wrap_socket(self._socket, server_hostname=LOOPBACK)

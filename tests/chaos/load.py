@@ -102,7 +102,7 @@ class Load:
             time.sleep(seconds)
         return self.answers
 
-    def wait_for(self, more: int, timeout_s: float = 60.0) -> None:
+    def wait_for(self, more: int, timeout_s: float = 180.0) -> None:
         """Wait for `more` further answers.
 
         Raises:

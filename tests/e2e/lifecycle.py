@@ -12,7 +12,7 @@ from functools import partial
 from shared.masters.run_directory import MARKER_FILE
 from shared.plan import PLAN_LOCK_FILE
 from tests.chaos.load import Load, count_failures
-from tests.e2e.harness import Tercet, until
+from tests.e2e.harness import START_S, Tercet, until
 
 NUM_CLIENTS = 3
 
@@ -29,7 +29,7 @@ def loaded(tercet: Tercet) -> Iterator[Load]:
 
 
 def wait_for_start(tercet: Tercet, num_starts: int) -> None:
-    until(lambda: tercet.num_starts >= num_starts, 60, f"started {num_starts} times; {tercet.log()[-2000:]}")
+    until(lambda: tercet.num_starts >= num_starts, START_S, f"started {num_starts} times; {tercet.log()[-2000:]}")
 
 
 def num_reloads(tercet: Tercet, since: int) -> Counter[str]:

@@ -1,15 +1,17 @@
-"""Reloads, another checkpoint, kills and stops of a running instance under load; each leaves the instance warm."""
+"""Reloads, another checkpoint, kills and stops of a running instance under load; each leaves the instance warm.
+
+tests/chaos/test_short.py has signals at any moment, storms of SIGHUP, and deaths after refused reloads.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ import safetensors.torch
 from tests.chaos.http_client import completion_request, exchange, find_fault
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Jitter
-from tests.e2e.harness import ROOT, Tercet, run_alone, running, until
-from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, Refusal, loaded, num_reloads, start_behind, wait_for_start
+from tests.e2e.harness import ROOT, START_S, Tercet, run_alone, running, until
+from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, loaded, num_reloads, start_behind, wait_for_start
 
 GREEDY: dict[str, Any] = {"temperature": 0, "length": 12}
 GRACE_S = 6.0
+PATIENCE_S = 120  # deadline of the requests: also a slow machine starts a worker within it
 # Tokens of a request that ends within the grace of a stop, and of a request that does not.
 SHORT, LONG = 50, 256
 CONTEXT = "The old man looked at the sea and"
@@ -44,7 +47,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tercet(directory: Path) -> Iterator[Tercet]:
     """Two slots of a checkpoint behind a link. A branch of each request goes to each slot."""
-    with running(directory, models=f"mine={directory / 'mine'}*2", placement="spread") as instance:
+    models = f"mine={directory / 'mine'}*2"
+    with running(directory, models=models, placement="spread", timeout_s=str(PATIENCE_S)) as instance:
         yield instance
 
 
@@ -86,7 +90,7 @@ def reload_all_slots(tercet: Tercet, master: psutil.Process, outcome: str, num_s
     """SIGHUP, and wait until the reload of each slot is reported."""
     wanted = len(tercet.events("reload_finished")) + (len(tercet.slots()) if num_slots is None else num_slots)
     master.send_signal(signal.SIGHUP)
-    until(lambda: len(tercet.events("reload_finished")) >= wanted, 90, "the reload is reported")
+    until(lambda: len(tercet.events("reload_finished")) >= wanted, START_S, "the reload is reported")
     assert {event["outcome"] for event in tercet.events("reload_finished")[wanted - 1 :]} == {outcome}
 
 
@@ -95,7 +99,7 @@ def test_reloading_either_pool_fails_no_request(tercet: Tercet) -> None:
         for role in ("workers", "gateway"):
             master, *before = tercet.processes()[role]
             master.send_signal(signal.SIGHUP)
-            _, alive = psutil.wait_procs(before, timeout=40)
+            _, alive = psutil.wait_procs(before, timeout=START_S)
             assert alive == []
             assert tercet.processes()[role][0] == master
             load.wait_for(5)
@@ -121,92 +125,9 @@ def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, dire
     assert worker_pids(tercet) == before
     with loaded(tercet):  # the next reload works as ever
         reload_all_slots(tercet, masters["workers"], "succeeded")
-        until(partial(are_gone, before), 20, "the old workers stopped")
+        until(partial(are_gone, before), START_S, "the old workers stopped")
     assert {role: tercet.processes()[role][0] for role in masters} == masters
     assert 'tercet_slot_reloads_total{outcome="failed",slot="0"}' in tercet.client.get("/metrics").text
-
-
-@pytest.mark.parametrize("refuse_reloads", REFUSALS.values(), ids=REFUSALS)
-def test_a_death_after_a_refused_reload_is_healed_as_before(tercet: Tercet, refuse_reloads: Refusal) -> None:
-    """While the cause persists. A master that the refusal had changed would end with the worker's replacement."""
-    masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
-    restore = refuse_reloads(tercet)
-    try:
-        reload_all_slots(tercet, masters["workers"], "failed")
-        reload_all_slots(tercet, masters["gateway"], "failed", num_slots=1)
-        victim, sibling = worker_pids(tercet)
-        with loaded(tercet):
-            os.kill(victim, signal.SIGKILL)
-            until(lambda: victim not in worker_pids(tercet), 60, "the worker is replaced")
-        assert worker_pids(tercet)[1] == sibling
-        [gateway] = tercet.processes()["gateway"][1:]
-        gateway.kill()
-        until(lambda: not gateway.is_running() and tercet.slots(), 60, "the gateway is replaced")
-    finally:
-        restore()
-    assert {role: tercet.processes()[role][0] for role in masters} == masters
-    with loaded(tercet):  # the next reload works as ever
-        reload_all_slots(tercet, masters["workers"], "succeeded")
-        reload_all_slots(tercet, masters["gateway"], "succeeded", num_slots=1)
-
-
-def other_children(master: psutil.Process, pids: set[int]) -> list[psutil.Process]:
-    return [child for child in master.children() if child.pid not in pids]
-
-
-def imports_torch(process: psutil.Process) -> bool:
-    return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
-
-
-def is_listed(tercet: Tercet, process: psutil.Process) -> bool:
-    return process.pid in {slot["pid"] for slot in tercet.slots()}
-
-
-def is_warm(tercet: Tercet, process: psutil.Process) -> bool:
-    return process.pid in {slot["pid"] for slot in tercet.slots() if slot["state"] == "warm"}
-
-
-MOMENTS: dict[str, Callable[[Tercet, psutil.Process], bool]] = {
-    "forked": lambda _tercet, _process: True,
-    "importing": lambda _tercet, process: imports_torch(process),
-    "loading": is_listed,
-    "warm": is_warm,
-}
-
-
-def test_term_ends_one_worker_at_any_moment_of_its_start_and_nothing_else(tercet: Tercet) -> None:
-    """tests/shared/masters/test_worker_life.py has the other signals."""
-    master = tercet.processes()["workers"][0]
-    victim, sibling = worker_pids(tercet)
-    with loaded(tercet):
-        for moment, is_there in MOMENTS.items():
-            os.kill(victim, signal.SIGKILL)
-            [new] = until(partial(other_children, master, {victim, sibling}), 30, "a replacement")
-            until(partial(is_there, tercet, new), 60, moment)
-            new.terminate()
-            assert psutil.wait_procs([new], timeout=30)[1] == [], moment
-            assert tercet.processes()["workers"][0] == master, moment
-            victim = worker_pids(tercet)[0]
-            assert worker_pids(tercet)[1] == sibling, moment
-
-
-def test_a_storm_of_hups_is_one_reload_at_a_time_and_leaves_one_process_per_slot(tercet: Tercet) -> None:
-    masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
-    num_slots = {"workers": 2, "gateway": 1}
-    num_before = len(tercet.events("reload_finished"))
-
-    def num_children() -> dict[str, int]:
-        return {role: len(master.children()) for role, master in masters.items()}
-
-    with loaded(tercet):
-        for _ in range(40):
-            tercet.process.send_signal(signal.SIGHUP)
-            found = num_children()
-            assert all(found[role] <= 2 * number for role, number in num_slots.items()), found
-            time.sleep(0.05)
-        until(lambda: num_reloads(tercet, num_before) >= Counter(workers=4, gateway=2), 240, "two reloads of each slot")
-        until(lambda: num_children() == num_slots, 60, "one process per slot")
-    assert {event["outcome"] for event in tercet.events("reload_finished")[num_before:]} == {"succeeded"}
 
 
 def test_hups_during_a_start_are_one_reload_after_it(short_tmp_path: Path) -> None:
@@ -218,7 +139,7 @@ def test_hups_during_a_start_are_one_reload_after_it(short_tmp_path: Path) -> No
             assert instance.process.poll() is None, instance.log()
             instance.process.send_signal(signal.SIGHUP)
             time.sleep(0.1)
-        until(lambda: num_reloads(instance, 0) >= Counter(workers=1, gateway=1), 90, "a reload")
+        until(lambda: num_reloads(instance, 0) >= Counter(workers=1, gateway=1), START_S, "a reload")
         assert "master_died" not in instance.log()
     finally:
         assert instance.stop() == 0
@@ -275,7 +196,7 @@ def test_dead_masters_are_replaced_and_no_request_fails(tercet: Tercet) -> None:
         with load.running():
             load.wait_for(5)
             old.kill()
-            until(partial(has_new_master, role, old), 20, f"a new {role} master")
+            until(partial(has_new_master, role, old), START_S, f"a new {role} master")
             tercet.wait_until_warm()
             load.wait_for(5)
         assert not count_failures(load.answers), (role, count_failures(load.answers))
@@ -307,6 +228,7 @@ def test_a_stop_and_a_start_behind_a_kept_socket_lose_nothing_and_a_stop_keeps_i
     instance = Tercet(
         tmp_path_factory.mktemp("t"),
         models="embedded*2",
+        timeout_s=str(PATIENCE_S),
         grace_s=str(GRACE_S),
         drain_s="0.5",
         test_step_delay_ms="0=40,1=40",

@@ -107,8 +107,8 @@ def keep_others_served(context: Context, findings: Findings, dtype: str = "fp32"
     settings = {"key_concurrency": "0", "ack_ms": "1000", "client_timeout_s": "60"}
     settings |= {"keys": str(path), "api_key": keys["other"]["x-api-key"], "dtype": dtype}
     tercet = context.shared(**settings)
-    num_compared = 10 if context.size == "short" else NUM_COMPARED
-    with closing(_Row(tercet, keys, num_compared, findings)) as row:
+    num_calm, num_compared = (4, 10) if context.size == "short" else (NUM_CALM, NUM_COMPARED)
+    with closing(_Row(tercet, keys, num_calm, num_compared, findings)) as row:
         for name in BURSTS:
             row.measure(name, [name], share=1 / 3 if context.size == "short" else 1.0)
         row.measure("job store locked", ["POST /jobs"], job_store_locked(tercet))
@@ -121,9 +121,11 @@ def keep_others_served(context: Context, findings: Findings, dtype: str = "fp32"
 class _Row:
     """The other key's answers while one key bursts."""
 
-    def __init__(self, tercet: Tercet, keys: dict[str, dict[str, str]], num_compared: int, findings: Findings) -> None:
+    def __init__(
+        self, tercet: Tercet, keys: dict[str, dict[str, str]], num_calm: int, num_compared: int, findings: Findings
+    ) -> None:
         self._tercet, self._keys, self._findings = tercet, keys, findings
-        self._num_compared = num_compared
+        self._num_calm, self._num_compared = num_calm, num_compared
         self._pids = _pids(tercet)
         self._calm: list[Answer] = []
         self._p99_ms: dict[str, float] = {}  # beside each burst and pair
@@ -164,7 +166,7 @@ class _Row:
         until(self._has_no_jobs, JOBS_END_S, "the jobs of the last burst have ended")
         calm = self._load()
         with calm.running():
-            calm.wait_for(NUM_CALM)
+            calm.wait_for(self._num_calm)
         self._calm += calm.answers
         self._failed.update({f"before {name}: {what}": n for what, n in count_failures(calm.answers).items()})
         with ExitStack() as stack:

@@ -22,6 +22,7 @@ NUM_SLOTS = {"workers": 2, "gateway": 1}
 GRACE_S = 5.0
 NUM_HUPS, HUP_PERIOD_S = 40, 0.1
 MOMENT_S = 0.1
+SHORT_MOMENTS = {"workers": 5, "gateway": 2}
 TIMEOUT_S = 300.0
 
 
@@ -34,7 +35,7 @@ def signal_at_any_moment(context: Context, findings: Findings) -> None:
         load = Load(tercet.port, 3, seed=context.seed)
         for role in ROLES:
             start_s = _kill_and_wait(tercet, masters[role], role)
-            every_s = MOMENT_S if context.size != "short" else start_s / 14
+            every_s = MOMENT_S if context.size != "short" else start_s / SHORT_MOMENTS[role]
             moments_s = [every_s * number for number in range(math.ceil(start_s / every_s))]
             with load.running() if role == "workers" else nullcontext():
                 for moment_s in moments_s:
