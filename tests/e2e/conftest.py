@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from shared.api_keys import new_key
 from tests.e2e.shared_servers import SharedServer
+from tests.tls import Certificate
 
 LISTED_ORIGIN = "https://notes.example"
 
@@ -25,3 +28,30 @@ def slow(server_with: Callable[..., SharedServer]) -> SharedServer:
     branches and 256 tokens fills the slot for at least five seconds.
     """
     return server_with(max_batch="3", queue="6", test_step_delay_ms="0=20")
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("c"))
+
+
+@pytest.fixture(scope="session")
+def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys"
+
+
+@pytest.fixture(scope="session")
+def key(key_path: Path) -> str:
+    return new_key(key_path, "tests")[0]
+
+
+@pytest.fixture
+def keyed(server_with: Callable[..., SharedServer], key_path: Path, key: str) -> SharedServer:
+    """An instance that requires keys, started with a client's key in its environment."""
+    return server_with(keys=str(key_path), log="debug", api_key=key)
+
+
+@pytest.fixture
+def secure(server_with: Callable[..., SharedServer], certificate: Certificate) -> SharedServer:
+    """An instance that serves HTTPS."""
+    return server_with(certificate)

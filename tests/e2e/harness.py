@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,10 +49,25 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
     raise AssertionError(f"not within {timeout_s} s: {what}")
 
 
-def _permit_core_files() -> None:
-    """As in the shells of many systems; a test's own shell may forbid them."""
+def exchange_bytes(port: int, *parts: bytes) -> bytes:
+    """All that the server at a port sends until it closes, or resets the connection. Each part is one write."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        data = b""
+        with suppress(ConnectionError):
+            for part in parts:
+                sock.sendall(part)
+            while received := sock.recv(1 << 16):
+                data += received
+        return data
+
+
+def _prepare(stream: int | None) -> None:
+    """Permit core files, as the shells of many systems do, and close the output where there shall be none."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    if stream is None:
+        os.closerange(1, 3)
 
 
 class Tercet:
@@ -108,17 +124,21 @@ class Tercet:
     def start(self, *command: str, pass_fds: Sequence[int] = ()) -> None:
         """Start `command` (default: the instance's) and do not wait for it; it inherits the descriptors."""
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command or self.command,
-                cwd=self.root,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-                pass_fds=pass_fds,
-                preexec_fn=_permit_core_files,  # noqa: PLW1509 - it takes no lock
-            )
+            self.start_with(log.fileno(), *command, pass_fds=pass_fds)
+
+    def start_with(self, stream: int | None, *command: str, pass_fds: Sequence[int] = ()) -> None:
+        """As `start`, with a descriptor as standard output and standard error; None: both are closed."""
+        self.process = subprocess.Popen(
+            command or self.command,
+            cwd=self.root,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            process_group=0,
+            pass_fds=pass_fds,
+            preexec_fn=partial(_prepare, stream),  # noqa: PLW1509 - it takes no lock
+        )
 
     def run(self, *arguments: str, program: Sequence[str] = TERCET, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run `tercet` with these arguments until its end, in the instance's environment with changes."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -28,17 +26,6 @@ def test_three_different_continuations(tercet: Tercet) -> None:
     scores = [sentence["score"] for sentence in answer["sentences"]]
     assert scores == sorted(scores, reverse=True)
     assert all(10 < sentence["tokens"] <= 20 for sentence in answer["sentences"])
-
-
-def test_a_curl_command_with_default_headers_works(tercet: Tercet) -> None:
-    response = httpx.post(
-        f"{tercet.url}/autocomplete",
-        content=b'{"context": "The old man looked at the sea and"}',
-        headers={"Content-Type": "application/x-www-form-urlencoded"},
-        trust_env=False,
-    )
-    assert response.status_code == 200
-    assert len(response.json()["sentences"]) == 3
 
 
 def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: Tercet) -> None:
@@ -74,32 +61,6 @@ def test_predictions_depend_on_the_text_alone(tercet: Tercet) -> None:
             future.result()
     values = [[sentence["value"] for sentence in answer["sentences"]] for answer in (first, *again)]
     assert values == values[:1] * 7
-
-
-def test_a_streamed_prediction_is_the_whole_one(tercet: Tercet) -> None:
-    fields = {"context": "It was raining when w", "strategy": "predict", "explain": 2}
-    whole = tercet.client.post("/autocomplete", json=fields).json()
-    text = tercet.client.post("/autocomplete", json={**fields, "stream": True}).text
-    done = json.loads(text[text.rindex("data: ") + len("data: ") :])
-    assert [sentence["value"] for sentence in done["sentences"]] == [
-        sentence["value"] for sentence in whole["sentences"]
-    ]
-    for sentence in whole["sentences"]:
-        explained = "".join(token["text"] for token in sentence["explanation"])
-        assert explained.lstrip(" w").startswith(sentence["value"][:3])
-
-
-@pytest.mark.parametrize("strategy", ["predict", "sample"])
-def test_the_text_after_a_gap_is_met_and_never_repeated(tercet: Tercet, strategy: str) -> None:
-    fields = {"strategy": strategy, "suffix": " and said nothing.", "seed": 7}
-    first = tercet.ask("The old man looked at", **fields)
-    values = [sentence["value"] for sentence in first["sentences"]]
-    assert len(set(values)) == 3
-    assert not any(value.endswith(" and") or " and said nothing" in value for value in values)
-    body = {"context": "The old man looked at", "stream": True, **fields}
-    text = tercet.client.post("/autocomplete", json=body).text
-    done = json.loads(text[text.rindex("data: ") + len("data: ") :])
-    assert [sentence["value"] for sentence in done["sentences"]] == values
 
 
 def test_a_worker_reports_its_memory(tercet: Tercet) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import requests
 
-from tests.e2e.harness import Tercet
+from tests.e2e.harness import exchange_bytes
 from tests.e2e.shared_servers import SharedServer
 from tests.tls import Certificate
 
@@ -27,7 +26,6 @@ H2C = (
     b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
 )
 WAYS = {"plain": b"", "h2c": H2C}
-BOMB = gzip.compress(b" " * (50 << 20))
 CANARY = b"xyzzy-canary"
 PROMPT = "The old man looked at the sea and"
 BODIES: dict[str, dict[str, Any]] = {
@@ -40,14 +38,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/jobs": {"prompt": PROMPT, "length": 2},
     "/feedback": {"id": "unknown", "index": 0, "action": "accepted", "characters": 1},
 }
-# Bodies of megabytes come from one address, one after the other.
-SETTINGS = {"log": "debug", "keepalive_s": "5", "client_timeout_s": "4", "bytes_per_s": "0"}
+# A body of a megabyte comes from the address of all others.
+SETTINGS = {"log": "debug", "keepalive_s": "3", "bytes_per_s": "0"}
 STATUSES = {"/jobs": 202, "/feedback": 404}
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return Certificate(tmp_path_factory.mktemp("c"))
 
 
 @pytest.fixture
@@ -64,7 +57,7 @@ def connection(
         server = server_with(**SETTINGS)
         made = HTTPConnection("127.0.0.1", server.port, timeout=30)
     else:
-        server = server_with(certificate, client_timeout_s="1", bytes_per_s="0")
+        server = server_with(certificate)
         made = HTTPSConnection("127.0.0.1", server.port, timeout=30, context=certificate.client())
     with closing(made):
         made.connect()
@@ -94,95 +87,49 @@ def values(answer: dict[str, Any]) -> list[str]:
     return [sentence["value"] for sentence in answer["sentences"]]
 
 
-def exchange(tercet: Tercet, *parts: bytes) -> bytes:
-    """All that the server sends until it closes; each part is a write of its own."""
-    with socket.create_connection(("127.0.0.1", tercet.port), timeout=30) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        data = b""
-        try:
-            for part in parts:
-                sock.sendall(part)
-            while received := sock.recv(1 << 16):
-                data += received
-        except ConnectionError:
-            pass
-        return data
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_every_route_takes_a_body_in_chunks(connection: HTTPConnection, way: str) -> None:
     for path, body in BODIES.items():
         status, text = ask(connection, head(path, CHUNKED, WAYS[way]) + in_chunks(json.dumps(body).encode()))
         assert status == STATUSES.get(path, 200), (path, text)
-
-
-def test_a_text_in_chunks_is_the_text(connection: HTTPConnection) -> None:
-    body = json.dumps(BODIES["/autocomplete"] | {"context": "Ein Bär — " * 500}, ensure_ascii=False).encode()
-    _, text = ask(connection, head("/autocomplete", b"Content-Length: %d\r\n" % len(body)) + body)
-    for size in (1, 7, 1 << 20):
-        _, same = ask(connection, head("/autocomplete", CHUNKED) + in_chunks(body, size))
-        assert values(json.loads(same)) == values(json.loads(text))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("chunks", [b"0\r\n\r\n", b"000;last\r\nX: y\r\n\r\n", b"2\r\n{}\r\n0\r\n\r\n"])
-def test_a_body_in_chunks_that_no_route_reads_changes_nothing(
-    connection: HTTPConnection, chunks: bytes, way: str
-) -> None:
+    # What no route reads changes nothing.
     for method, path, status in (
         ("GET", "/health/live", 200),
-        ("GET", "/v1/models", 200),
         ("HEAD", "/info", 200),
         ("DELETE", "/jobs/unknown", 404),
-        ("GET", "/jobs/unknown", 404),
         ("OPTIONS", "/autocomplete", 200),
         ("GET", "/autocomplete", 405),
     ):
-        found, _ = ask(connection, head(path, CHUNKED, WAYS[way], method=method) + chunks, method)
+        found, _ = ask(connection, head(path, CHUNKED, WAYS[way], method=method) + in_chunks(b"{}"), method)
         assert found == status, (method, path)
 
 
-@pytest.mark.parametrize("path", ["/autocomplete", "/v1/completions", "/jobs", "/feedback", "/", "/health/live"])
-def test_a_body_in_chunks_above_the_limit_is_refused_while_it_is_sent(tercet: SharedServer, path: str) -> None:
+def test_a_body_in_chunks_above_the_limit_is_refused_while_it_is_sent(tercet: SharedServer) -> None:
     chunk = b"10000\r\n" + b"x" * (1 << 16) + b"\r\n"
-    answer = exchange(tercet, head(path, CHUNKED), *[chunk] * 17)  # and no end
+    answer = exchange_bytes(tercet.port, head("/jobs", CHUNKED), *[chunk] * 17)  # and no end
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"TERCET_MAX_BODY_BYTES" in answer
     assert b"connection: close" in answer.lower()
 
 
-@pytest.mark.parametrize(
-    ("fields", "body"),
-    [
-        (CHUNKED + b"Content-Length: 5\r\n", b"0\r\n\r\n"),
-        (b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
-        (CHUNKED, b"2\r\n{}0\r\n\r\n"),
-        (CHUNKED, b"1;" + b"x" * 5000),
-        (CHUNKED, b"0\r\n" + CANARY + b"\r\n\r\n"),
-    ],
-)
+@pytest.mark.parametrize("fields", [CHUNKED + b"Content-Length: 5\r\n", CHUNKED])
 def test_a_body_whose_end_is_in_doubt_is_a_400_and_nothing_after_it_is_a_request(
-    tercet: SharedServer, fields: bytes, body: bytes
+    tercet: SharedServer, fields: bytes
 ) -> None:
-    answer = exchange(tercet, head("/autocomplete", fields), body, head("/health/live", method="GET") + CANARY)
+    """tests/gateway/server/test_request_parser.py has all that is in doubt."""
+    rest = b"0\r\n" + CANARY + b"\r\n\r\n" + head("/health/live", method="GET")
+    answer = exchange_bytes(tercet.port, head("/autocomplete", fields), rest)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
     assert b'"code":"malformed_request"' in answer
     assert CANARY.decode() not in tercet.log()
 
 
-@pytest.mark.parametrize("path", ["/autocomplete", "/v1/completions", "/jobs", "/tokenize"])
-def test_a_body_compressed_with_gzip_is_decompressed(connection: HTTPConnection, path: str) -> None:
-    body = gzip.compress(json.dumps(BODIES[path]).encode())
+def test_a_body_compressed_with_gzip_is_decompressed(connection: HTTPConnection) -> None:
+    body = gzip.compress(json.dumps(BODIES["/autocomplete"]).encode())
     for framing, sent in ((b"Content-Length: %d\r\n" % len(body), body), (CHUNKED, in_chunks(body))):
-        status, text = ask(connection, head(path, framing, b"Content-Encoding: gzip\r\n") + sent)
-        assert status == STATUSES.get(path, 200), text
-
-
-def test_other_codings_and_bombs_are_refused(connection: HTTPConnection) -> None:
-    for coding, body, status in ((b"br", b"{}", 415), (b"gzip", b"{}", 400), (b"gzip", BOMB, 413)):
-        fields = b"Content-Encoding: %s\r\nContent-Length: %d\r\n" % (coding, len(body))
-        assert ask(connection, head("/v1/completions", fields) + body)[0] == status
+        status, text = ask(connection, head("/autocomplete", framing, b"Content-Encoding: gzip\r\n") + sent)
+        assert status == 200, text
 
 
 def test_health_checks_need_no_host(tercet: SharedServer) -> None:
@@ -193,23 +140,20 @@ def test_health_checks_need_no_host(tercet: SharedServer) -> None:
         b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
         b"HEAD /healthz HTTP/1.0\r\nHost: a b\r\n\r\n",
     ):
-        assert b" 200 " in exchange(tercet, request)[:13], request
-    assert b" 400 " in exchange(tercet, b"GET /info HTTP/1.1\r\nConnection: close\r\n\r\n")[:13]
-    assert b" 421 " in exchange(tercet, b"GET /info HTTP/1.0\r\n\r\n")[:13]
-
-
-def test_an_idle_connection_is_closed_after_the_time_that_is_set(tercet: SharedServer) -> None:
-    assert exchange(tercet, head("/health/live", method="GET")).startswith(b"HTTP/1.1 200 ")  # and reads to the end
+        assert b" 200 " in exchange_bytes(tercet.port, request)[:13], request
+    assert b" 400 " in exchange_bytes(tercet.port, b"GET /info HTTP/1.1\r\nConnection: close\r\n\r\n")[:13]
+    assert b" 421 " in exchange_bytes(tercet.port, b"GET /info HTTP/1.0\r\n\r\n")[:13]
 
 
 # Clients of other languages.
 
 
 def test_a_net_client(tercet: SharedServer) -> None:
-    """The bytes and writes of `HttpClient.PostAsJsonAsync` in .NET 8, which is not installed here."""
+    """The bytes and writes of `HttpClient.PostAsJsonAsync` in .NET 8, which is not installed here. It reads until the
+    idle connection is closed."""
     body = json.dumps(BODIES["/v1/completions"]).encode()
-    answer = exchange(
-        tercet,
+    answer = exchange_bytes(
+        tercet.port,
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost:%d\r\nTransfer-Encoding: chunked\r\n" % tercet.port
         + b"Content-Type: application/json; charset=utf-8\r\n\r\n",
         b"%X\r\n" % len(body),

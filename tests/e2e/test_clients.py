@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Tercet, running, until
+from tests.e2e.harness import Tercet, exchange_bytes, metric, running, until
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
@@ -57,16 +57,8 @@ def read_to_end(sock: socket.socket) -> bytes:
     return data
 
 
-def exchange(tercet: Tercet, request: bytes) -> bytes:
-    with ExitStack() as stack:
-        sock = connect(tercet, stack)
-        sock.sendall(request)
-        return read_to_end(sock)
-
-
 def gauge(tercet: Tercet, name: str) -> float:
-    lines = tercet.client.get("/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"tercet_gateway_{name} ")).split()[1])
+    return metric(tercet, f"tercet_gateway_{name} ")
 
 
 def test_an_address_that_sends_too_many_bytes_is_refused_and_no_other(tercet: Tercet) -> None:
@@ -83,15 +75,12 @@ def test_an_address_that_sends_too_many_bytes_is_refused_and_no_other(tercet: Te
     assert 4 <= len(late) < 40
 
 
-@pytest.mark.parametrize(
-    "start",
-    [LIVE, POST + b"Content-Length: 100\r\n\r\n", CHUNKED + b"64\r\n", CHUNKED + b"5;", CHUNKED + b"0\r\nX:"],
-    ids=["head", "body", "chunk", "extension", "trailer"],
-)
-def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet, start: bytes) -> None:
+def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet) -> None:
+    """A head, a body, a chunk, an extension and a trailer."""
+    starts = (LIVE, POST + b"Content-Length: 100\r\n\r\n", CHUNKED + b"64\r\n", CHUNKED + b"5;", CHUNKED + b"0\r\nX:")
     with ExitStack() as stack:
-        socks = [connect(tercet, stack) for _ in range(60)]
-        for sock in socks:
+        socks = [connect(tercet, stack) for _ in starts * 12]
+        for sock, start in zip(socks, starts * 12, strict=True):
             sock.sendall(start)
         for _ in range(3):
             for sock in socks:
@@ -121,7 +110,7 @@ def test_idle_connections_beyond_the_bound_make_room_for_new_ones(tercet: Tercet
     with ExitStack() as stack:
         idle = [connect(tercet, stack) for _ in range(MAX_CONNECTIONS + 50)]
         assert read_to_end(idle[0]) == b""
-        assert b'{"status":"live"}' in exchange(tercet, LIVE + b"Connection: close\r\n\r\n")
+        assert b'{"status":"live"}' in exchange_bytes(tercet.port, LIVE + b"Connection: close\r\n\r\n")
         assert gauge(tercet, "open_connections") <= MAX_CONNECTIONS
         assert gauge(tercet, "evicted_connections") >= evicted + 50
     assert gauge(tercet, "max_connections") == MAX_CONNECTIONS
@@ -156,11 +145,9 @@ def test_requests_that_are_not_complete_count_until_they_are_answered_or_gone(te
     ("request_bytes", "status", "code"),
     [
         (CANARY + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400, "malformed_request"),
-        (LIVE + CANARY + b"\r\n\r\n", 400, "malformed_request"),
         (CHUNKED + b"5\r\n" + CANARY, 400, "malformed_request"),
         (POST + b"Content-Length: 99999999\r\n\r\n" + CANARY, 413, "body_too_large"),
         (b"GET /" + b"x" * 4100 + CANARY + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414, "url_too_long"),
-        (LIVE + b"X: y\r\n" * 1001 + b"\r\n", 431, "headers_too_large"),
         (LIVE + (b"X: " + b"x" * 1000 + b"\r\n") * 70 + CANARY, 431, "headers_too_large"),
         (b"POST /autocomplete HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 0\r\n\r\n", 421, "unknown_host"),
     ],
@@ -182,7 +169,9 @@ def test_what_is_no_valid_request_gets_a_problem_and_reaches_no_log(
 
 def test_the_rest_of_a_body_that_is_longer_than_declared_is_not_a_request_and_reaches_no_log(tercet: Tercet) -> None:
     body = b'{"context": "a", "length": 1}'
-    answer = exchange(tercet, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + CANARY + b" / x\r\n\r\n")
+    answer = exchange_bytes(
+        tercet.port, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + CANARY + b" / x\r\n\r\n"
+    )
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b"\r\nHTTP/1.1 400 " in answer or b"\nHTTP/1.1 400 " in answer
     assert CANARY.decode() not in tercet.log()
@@ -198,7 +187,7 @@ def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
         with running(base, grace_s="3", drain_s="1", test_step_delay_ms="0=100") as tercet:
             body = json.dumps({"context": "She", "length": 200, "stream": True}).encode()
             request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
-            stream = pool.submit(exchange, tercet, request)
+            stream = pool.submit(exchange_bytes, tercet.port, request)
             until(lambda: 'in_flight_branches{slot="0"} 3.0' in tercet.client.get("/metrics").text, 10, "in flight")
             for start in (LIVE, POST + b"Content-Length: 100\r\n\r\n") * 15:
                 connect(tercet, unfinished).sendall(start)
@@ -208,13 +197,13 @@ def test_a_draining_gateway_refuses_connections_and_ends_streams_with_an_error(
 
             def is_refused() -> bool:
                 try:
-                    return not exchange(tercet, LIVE + b"Connection: close\r\n\r\n")
+                    return not exchange_bytes(tercet.port, LIVE + b"Connection: close\r\n\r\n")
                 except ConnectionRefusedError:
                     return True
 
             until(is_refused, 2.5, "connections refused")
             with pytest.raises(ConnectionRefusedError):
-                exchange(tercet, LIVE + b"\r\n")
+                exchange_bytes(tercet.port, LIVE + b"\r\n")
             assert tercet.process.wait(timeout=20) == 0
         events = stream.result().decode()
     assert "event: token" in events

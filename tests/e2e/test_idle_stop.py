@@ -88,14 +88,13 @@ def test_requests_around_an_idle_stop_are_all_answered(tmp_path: Path, num_stops
 
 
 def test_completions_keep_a_server_running_and_probes_do_not(tmp_path: Path) -> None:
-    tercet = Tercet(tmp_path, idle_stop_s="2")
+    tercet = Tercet(tmp_path, idle_stop_s="1.5")
     tercet.start()
-    tercet.wait_until_warm()
-    until(lambda: tercet.num_starts, 10, "announced")
-    ends_at = time.monotonic() + 5
+    tercet.wait_until_announced()
+    ends_at = time.monotonic() + 3
     while time.monotonic() < ends_at:
         assert exchange(tercet.port, completion_request(length=1)).status == 200
-        time.sleep(0.5)
+        time.sleep(0.3)
     assert tercet.events("idle_stop_began") == []
     while tercet.process.poll() is None and time.monotonic() < ends_at + 20:
         for path in ("/health/ready", "/metrics", "/slots", "/nowhere"):

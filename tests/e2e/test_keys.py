@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -21,20 +20,9 @@ pytestmark = pytest.mark.quick
 CANARY = "tct_canary-that-is-not-valid"
 
 
-@pytest.fixture(scope="session")
-def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys"
-
-
-@pytest.fixture(scope="session")
-def key(key_path: Path) -> str:
-    return new_key(key_path, "tests")[0]
-
-
 @pytest.fixture
-def tercet(server_with: Callable[..., SharedServer], key_path: Path, key: str) -> SharedServer:
-    """An instance that requires keys, started with a client's key in its environment."""
-    return server_with(keys=str(key_path), log="debug", api_key=key)
+def tercet(keyed: SharedServer) -> SharedServer:
+    return keyed
 
 
 def status(tercet: Tercet, key: str) -> int:
@@ -85,14 +73,9 @@ def test_the_command_line_sends_its_key_and_the_pools_do_not_have_it(tercet: Ter
     [
         ("/metrics", ""),
         ("/%6detrics", ""),
-        ("/health/live/..;/metrics", ""),
         ("http://localhost/metrics", ""),
-        ("http://localhost//metrics", ""),
         ("/metrics", "Script-Name: /health\r\n"),
-        ("/metrics", "SCRIPT_NAME: /metrics\r\n"),
-        ("/metrics", "Path-Info: /health/live\r\n"),
         ("/metrics", "X-Original-URL: /health/live\r\nX-Rewrite-URL: /health/live\r\n"),
-        ("/metrics", "X-HTTP-Method-Override: HEAD\r\n"),
         ("/metrics", "X-Forwarded-Prefix: /health\r\nX-Forwarded-For: 127.0.0.1\r\n"),
     ],
 )

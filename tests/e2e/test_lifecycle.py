@@ -28,7 +28,7 @@ from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, loaded, num_reloads, star
 
 GREEDY: dict[str, Any] = {"temperature": 0, "length": 12}
 GRACE_S = 6.0
-PATIENCE_S = 120  # deadline of the requests: also a slow machine starts a worker within it
+DEADLINE_S = 120  # of the requests: also a slow machine starts a worker within it
 # Tokens of a request that ends within the grace of a stop, and of a request that does not.
 SHORT, LONG = 50, 256
 CONTEXT = "The old man looked at the sea and"
@@ -48,7 +48,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tercet(directory: Path) -> Iterator[Tercet]:
     """Two slots of a checkpoint behind a link. A branch of each request goes to each slot."""
     models = f"mine={directory / 'mine'}*2"
-    with running(directory, models=models, placement="spread", timeout_s=str(PATIENCE_S)) as instance:
+    with running(directory, models=models, placement="spread", timeout_s=str(DEADLINE_S)) as instance:
         yield instance
 
 
@@ -228,7 +228,7 @@ def test_a_stop_and_a_start_behind_a_kept_socket_lose_nothing_and_a_stop_keeps_i
     instance = Tercet(
         tmp_path_factory.mktemp("t"),
         models="embedded*2",
-        timeout_s=str(PATIENCE_S),
+        timeout_s=str(DEADLINE_S),
         grace_s=str(GRACE_S),
         drain_s="0.5",
         test_step_delay_ms="0=40,1=40",

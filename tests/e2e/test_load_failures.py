@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.e2e.harness import Gunicorn, Tercet, serving, until
+from tests.e2e.harness import START_S, Gunicorn, Tercet, serving, until
+from workers.checkpoints.resolve import EMBEDDED
 
 
 def test_a_worker_that_dies_while_loading_is_replaced_with_growing_pauses(short_tmp_path: Path) -> None:
@@ -26,16 +29,23 @@ def test_a_worker_that_dies_while_loading_is_replaced_with_growing_pauses(short_
         assert loaded.count(0) == 1  # the other slot serves on
 
 
-def test_a_first_load_that_ends_the_worker_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
-    instance = Tercet(short_tmp_path, test_load_faults="0=device")
+@pytest.mark.parametrize(("fault", "reason"), [("device", "The device failed while the model"), ("", "mine")])
+def test_a_first_load_that_fails_stops_the_start_with_its_reason(short_tmp_path: Path, fault: str, reason: str) -> None:
+    """A worker that the failure ends; and one that finds no checkpoint, which was there when the plan was made."""
+    mine = short_tmp_path / "mine"
+    shutil.copytree(EMBEDDED, mine)
+    instance = Tercet(short_tmp_path, models=f"mine={mine}", **({"test_load_faults": f"0={fault}"} if fault else {}))
     instance.start()
     try:
-        assert instance.process.wait(timeout=60) != 0
+        if not fault:
+            until((instance.run_dir / "plan.json").exists, 60, "the plan")
+            shutil.rmtree(mine)  # before a worker has imported torch
+        assert instance.process.wait(timeout=START_S) == 1
     finally:
-        if instance.process.poll() is None:
-            instance.process.kill()
-    assert "could not be loaded on cpu" in instance.log()
-    assert "The device failed while the model was loaded" in instance.log()
+        instance.process.kill()
+    log = " ".join(instance.log().split())
+    assert "mine could not be loaded on cpu" in log
+    assert reason in log
     assert not instance.run_dir.exists()
 
 

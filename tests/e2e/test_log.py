@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from shared.telemetry import MAX_QUEUED
-from tests.e2e.harness import START_S, Tercet, until
+from tests.e2e.harness import START_S, Tercet, metric, until
 
 PIPE_BYTES = 65536
 NUM_REQUESTS = 20
 HANG = 77  # the seed whose step hangs; the watchdog then writes where, and ends the worker
 SETTINGS = {
-    "models": "embedded*2",
     "grace_s": "6",
     "log": "debug",
     "hang_s": "2",
@@ -29,34 +27,10 @@ SETTINGS = {
 
 
 class LoggedTercet(Tercet):
-    """Two slots whose standard output and standard error are given.
-
-    Attributes:
-        stream: the descriptor; None is closed.
-    """
-
-    stream: int | None
-
-    def start_with(self, stream: int | None) -> None:
-        def close() -> None:
-            if stream is None:
-                os.closerange(1, 3)
-
-        self.process = subprocess.Popen(
-            self.command,
-            cwd=self.root,
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            process_group=0,
-            preexec_fn=close,  # noqa: PLW1509 - it takes no lock
-        )
-        self.wait_until_warm()
+    """An instance whose standard output and standard error are given."""
 
     def num_dropped(self) -> float:
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("tercet_log_records_dropped_total"))
+        return metric(self, "tercet_log_records_dropped_total")
 
     def serve_all(self) -> None:
         """Answer completions, and replace a killed worker and a killed gateway."""
@@ -68,7 +42,7 @@ class LoggedTercet(Tercet):
         for process in (roles["workers"][1], roles["gateway"][1]):
             process.kill()
             process.wait()
-            until(self._answers, 30, "an answer after a worker was killed")
+            until(self._answers, START_S, "an answer after a worker was killed")
         self.wait_until_warm()
 
     def reload(self) -> None:
@@ -89,6 +63,7 @@ def logging_to(base: Path, stream: int | None) -> Iterator[LoggedTercet]:
     tercet = LoggedTercet(base, **SETTINGS)
     try:
         tercet.start_with(stream)
+        tercet.wait_until_warm()
         processes = [process for role in tercet.processes().values() for process in role]
         yield tercet
         assert tercet.stop() == 0
@@ -129,7 +104,7 @@ def test_a_log_that_is_not_read_and_then_is(tmp_path: Path) -> None:
         before = {slot["pid"] for slot in tercet.slots()}
         fields = {"context": "The sea", "seed": HANG, "n": 1, "max_time": 0.6}
         assert tercet.client.post("/autocomplete", json=fields).status_code == 504
-        until(lambda: before - {slot["pid"] for slot in tercet.slots()}, 30, "the hanging worker replaced")
+        until(lambda: before - {slot["pid"] for slot in tercet.slots()}, START_S, "the hanging worker replaced")
         num_dropped = tercet.num_dropped()  # by the master
         for _ in range(2 * MAX_QUEUED):
             tercet.client.get("/health/live")

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-from shared.api_keys import new_key
 from shared.extras import install_command
-from tests.e2e.harness import ROOT, Gunicorn, Tercet, free_port, metric, running, serving, until
+from tests.e2e.harness import ROOT, Gunicorn, Tercet, free_port, metric, serving, until
 from tests.e2e.shared_servers import SharedServer
 from tests.e2e.test_cancelling import in_flight
 from tests.lsp_client import LspClient, applied
@@ -86,9 +85,8 @@ def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., L
     assert client.shown == []
 
 
-def test_each_key_is_answered(server_with: Callable[..., SharedServer]) -> None:
-    """A text is typed letter by letter; the times are printed for docs/CLIENTS.md."""
-    tercet = server_with(dtype="auto")  # as it is served by default
+def test_each_key_is_answered(tercet: SharedServer) -> None:
+    """A text is typed letter by letter; the times are printed."""
     text, times_ms, num_offered = "", [], 0
     with LspClient(NEOVIM, environ=tercet.environ, initial=ALL) as client:
         client.open("")
@@ -167,12 +165,6 @@ def test_positions_are_those_of_the_editor(connect: Callable[..., LspClient]) ->
 
 
 @pytest.fixture
-def slow(server_with: Callable[..., SharedServer]) -> SharedServer:
-    """One slot whose steps take at least 20 ms, with room for a request beside one that is being cancelled."""
-    return server_with(test_step_delay_ms="0=20")
-
-
-@pytest.fixture
 def slow_client(slow: SharedServer) -> Iterator[LspClient]:
     with LspClient(NEOVIM, environ=slow.environ) as client:
         yield client
@@ -218,20 +210,8 @@ def test_an_absent_server_is_reported_once_until_it_answers(
     assert len(client.shown) == 1
 
 
-@pytest.fixture(scope="session")
-def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "lsp"
-
-
-@pytest.fixture(scope="session")
-def key(key_path: Path) -> str:
-    return new_key(key_path, "editor")[0]
-
-
-def test_a_missing_and_a_wrong_key_are_reported_and_a_right_one_is_used(
-    server_with: Callable[..., SharedServer], key_path: Path, key: str
-) -> None:
-    server = server_with(keys=str(key_path), log="debug", api_key=key)
+def test_a_missing_and_a_wrong_key_are_reported_and_a_right_one_is_used(keyed: SharedServer, key: str) -> None:
+    server = keyed
     without = {name: value for name, value in server.environ.items() if name != "TERCET_API_KEY"}
     with LspClient(NEOVIM, environ=without, settings={}) as client:
         client.open(OPENING)
@@ -262,36 +242,23 @@ def test_a_missing_and_a_wrong_key_are_reported_and_a_right_one_is_used(
         assert client.inline(0, len(OPENING), is_asked=True)
 
 
-def test_the_key_may_be_in_a_file(server_with: Callable[..., SharedServer], key_path: Path, key: str) -> None:
-    server = server_with(keys=str(key_path), log="debug", api_key=key)
-    (key_path.parent / "key").write_text(f"{key}\n")
-    environ = {name: value for name, value in server.environ.items() if name != "TERCET_API_KEY"}
-    environ["TERCET_API_KEY_FILE"] = str(key_path.parent / "key")
-    with LspClient(NEOVIM, environ=environ, settings={}) as client:
+@pytest.mark.integration
+def test_a_problem_of_tls_is_reported(secure: SharedServer, tmp_path: Path) -> None:
+    def problem(url: str, **environ: str) -> str:
+        with LspClient(NEOVIM, environ={**secure.environ, **environ}, settings={"url": url}) as client:
+            client.open(OPENING)
+            assert client.inline(0, len(OPENING), is_asked=True) is None
+            [(_, text)] = client.shown
+            return text.removeprefix(f"The Tercet server at {url or secure.url} ")
+
+    plain = secure.url.replace("https", "http")
+    assert problem(secure.url).startswith("has a certificate that is not trusted here")
+    assert problem(plain).startswith("serves HTTPS: name it with https://")
+    other = Certificate(tmp_path, "other").cert
+    assert problem("", TERCET_TLS_CERT=str(other)).startswith("has another certificate than TERCET_TLS_CERT names")
+    with LspClient(NEOVIM, environ=secure.environ, settings={}) as client:
         client.open(OPENING)
         assert client.inline(0, len(OPENING), is_asked=True)
-
-
-@pytest.mark.integration
-def test_a_problem_of_tls_is_reported(tmp_path: Path) -> None:
-    certificate = Certificate(tmp_path)
-    with running(tmp_path / "t", certificate) as tercet:
-
-        def problem(url: str, **environ: str) -> str:
-            with LspClient(NEOVIM, environ={**tercet.environ, **environ}, settings={"url": url}) as client:
-                client.open(OPENING)
-                assert client.inline(0, len(OPENING), is_asked=True) is None
-                [(_, text)] = client.shown
-                return text.removeprefix(f"The Tercet server at {url or tercet.url} ")
-
-        plain = tercet.url.replace("https", "http")
-        assert problem(tercet.url).startswith("has a certificate that is not trusted here")
-        assert problem(plain).startswith("serves HTTPS: name it with https://")
-        other = Certificate(tmp_path, "other").cert
-        assert problem("", TERCET_TLS_CERT=str(other)).startswith("has another certificate than TERCET_TLS_CERT names")
-        with LspClient(NEOVIM, environ=tercet.environ, settings={}) as client:
-            client.open(OPENING)
-            assert client.inline(0, len(OPENING), is_asked=True)
 
 
 @pytest.mark.integration

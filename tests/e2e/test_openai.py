@@ -58,17 +58,6 @@ def test_choices_are_those_of_consecutive_seeds_alone_for_each_prompt_of_a_list(
     assert by_ids.usage.prompt_tokens == together.usage.prompt_tokens == sum(len(ids_of(text)) for text in prompts)
 
 
-def test_a_long_text_is_completed_from_its_end(client: OpenAI) -> None:
-    text = "".join(f"On day {day} the old man looked at the sea. " for day in range(400))
-    ids = ids_of(text)
-    assert len(ids) > 2 * N_CTX
-    answer = complete(client, text, temperature=0, max_tokens=8)
-    assert answer.usage is not None
-    num_used = answer.usage.prompt_tokens
-    assert N_CTX // 2 < num_used <= N_CTX - 8
-    assert texts(answer) == texts(complete(client, ids[-num_used:], temperature=0, max_tokens=8))
-
-
 @pytest.mark.parametrize("ids", [[5], [0], [0, *ids_of(PROMPT)], (ids_of(PROMPT) * 200)[: N_CTX - 1]])
 def test_an_echoed_prompt_has_a_log_probability_for_each_token_and_one_more(client: OpenAI, ids: list[int]) -> None:
     """As evaluation harnesses read them: a token is the likeliest if no other has a greater value."""

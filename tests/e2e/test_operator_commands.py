@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from tests.e2e.harness import START_S, Tercet, run_alone, running, serving, until
+from tests.e2e.harness import START_S, Tercet, run_alone, serving, until
 from tests.e2e.remote_pool import Workers
 from tests.e2e.shared_servers import SharedServer
 from tests.tls import Certificate
@@ -25,18 +25,19 @@ def test_health_follows_the_address(tercet: SharedServer) -> None:
     assert "The gateway does not answer at http://127.0.0.1:9" in " ".join(done.stderr.split())
 
 
-def test_health_and_complete_follow_tls_and_say_what_they_lack(tmp_path: Path) -> None:
-    certificate, other = Certificate(tmp_path), Certificate(tmp_path, "other")
+def test_health_and_complete_follow_tls_and_say_what_they_lack(
+    secure: SharedServer, certificate: Certificate, tmp_path: Path
+) -> None:
+    other = Certificate(tmp_path, "other")
     tls = {f"TERCET_{name.upper()}": value for name, value in certificate.settings.items()}
     wrong = {"TERCET_TLS_CERT": str(other.cert), "TERCET_TLS_KEY": str(other.key)}
-    with running(tmp_path / "t", certificate) as tercet:
-        assert run_alone("health", **address(tercet), **tls).returncode == 0
-        assert run_alone("complete", "The sea", **address(tercet), **tls).returncode == 0
-        for command in (("health",), ("health", "--live"), ("complete", "The sea")):
-            done = run_alone(*command, **address(tercet))
-            assert done.returncode == 1
-            assert "serves HTTPS: set TERCET_TLS_CERT" in done.stderr
-            assert "another certificate than TERCET_TLS_CERT" in run_alone(*command, **address(tercet), **wrong).stderr
+    assert run_alone("health", **address(secure), **tls).returncode == 0
+    assert run_alone("complete", "The sea", **address(secure), **tls).returncode == 0
+    for command in (("health",), ("complete", "The sea")):
+        done = run_alone(*command, **address(secure))
+        assert done.returncode == 1
+        assert "serves HTTPS: set TERCET_TLS_CERT" in done.stderr
+        assert "another certificate than TERCET_TLS_CERT" in run_alone(*command, **address(secure), **wrong).stderr
 
 
 def test_health_of_an_instance_that_cannot_load_says_so(tmp_path: Path) -> None:

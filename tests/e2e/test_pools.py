@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -17,7 +16,7 @@ import psutil
 import pytest
 
 from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
-from tests.e2e.harness import GUNICORN, PATIENCE_S, ROOT, TERCET, Gunicorn, Tercet, free_port, running, serving, until
+from tests.e2e.harness import GUNICORN, PATIENCE_S, TERCET, Gunicorn, Tercet, free_port, running, serving, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings
 
@@ -70,14 +69,36 @@ def test_workers_listen_only_on_private_sockets(tercet: Tercet) -> None:
         assert process.rlimit(psutil.RLIMIT_CORE)[0] == 0
 
 
-@pytest.mark.parametrize("order", [("gateway", "workers"), ("workers", "gateway")])
-def test_each_gunicorn_starts_without_a_supervisor(short_tmp_path: Path, order: tuple[str, str]) -> None:
-    pools = [Gunicorn(short_tmp_path, role) for role in order]  # in one run directory
-    gateway = pools[order.index("gateway")]
-    with serving(pools[0]), serving(pools[1]):
-        gateway.wait_until_warm()
-        assert len(gateway.ask()["sentences"]) == 3
+def test_a_pool_without_supervisor_keeps_its_sockets_and_serves_a_gateway_that_starts_later(
+    short_tmp_path: Path,
+) -> None:
+    """Under systemd it holds no supervisor's lock, only its own."""
+    gateway = Gunicorn(short_tmp_path, "gateway")
+    with serving(Gunicorn(short_tmp_path, "workers")) as pool:
+        before = {path.name for path in pool.run_dir.iterdir()}
+        assert_refused(Tercet(short_tmp_path, run_dir=str(pool.run_dir)).run("serve"), "is in use by process")
+        assert before <= {path.name for path in pool.run_dir.iterdir()}
+        with serving(gateway):
+            gateway.wait_until_warm()
+            assert len(gateway.ask()["sentences"]) == 3
     assert gateway.events("socket_restored") == []  # the log is that of both
+
+
+def test_a_gateway_without_workers_says_so_until_they_start(short_tmp_path: Path) -> None:
+    context = {"context": "The old man"}
+    with serving(Gunicorn(short_tmp_path, "gateway")) as gateway:
+        hasty = gateway.client.post("/autocomplete", json={**context, "max_time": 0.5})
+        patient = gateway.client.post("/autocomplete", json=context)
+        with serving(Gunicorn(short_tmp_path, "workers")):
+            gateway.wait_until_warm()
+            assert len(gateway.ask()["sentences"]) == 3
+    for response in (hasty, patient):
+        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
+        assert "No worker of embedded is ready (1 down)" in response.json()["detail"]
+        assert "max_time" not in response.json()["detail"]
+        assert int(response.headers["retry-after"]) > 0
+    assert "until an operator acts" in patient.json()["detail"]
+    assert gateway.events("socket_restored") == []
 
 
 def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
@@ -110,26 +131,12 @@ def test_unequal_slots_share_load_by_their_speed(short_tmp_path: Path) -> None:
         assert fast == pytest.approx(12 * slow_ms / (fast_ms + slow_ms), abs=1)
 
 
-def test_a_first_load_that_fails_stops_the_start_with_its_reason(short_tmp_path: Path) -> None:
-    """The checkpoint is complete when the plan is made, and removed before a worker has imported torch."""
-    mine = short_tmp_path / "mine"
-    shutil.copytree(ROOT / "workers/checkpoints/embedded", mine)
-    tercet = Tercet(short_tmp_path, models=f"mine={mine}")
-    tercet.start()
-    until((tercet.run_dir / "plan.json").exists, 20, "the plan")
-    shutil.rmtree(mine)
-    assert tercet.process.wait(timeout=60) == 1
-    assert "mine could not be loaded on cpu" in " ".join(tercet.log().split())
-    assert not tercet.run_dir.exists()
-    tercet.client.close()
-
-
 def test_ttin_and_ttou_beyond_the_plan_are_refused(tercet: Tercet) -> None:
     master, *workers = tercet.processes()["workers"]
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         master.send_signal(number)
     until(lambda: tercet.log().count("TTIN and TTOU are refused") >= 1, PATIENCE_S, "the refusal logged")
-    time.sleep(1)
+    time.sleep(0.5)
     assert master.children() == workers
 
 
@@ -144,11 +151,7 @@ def test_a_refused_start_prints_one_sentence(short_tmp_path: Path, tercet: Terce
     cases = [
         ({"bind": f"127.0.0.1:{tercet.port}"}, "set TERCET_BIND to another host:port"),
         ({"run_dir": str(tercet.run_dir)}, "is in use by process"),
-        ({"run_dir": str(short_tmp_path / ("x" * 120))}, "set TERCET_RUN_DIR to a shorter path"),
-        ({"devices": "cuda:7"}, "names cuda:7, but"),
         ({"modles": "small"}, "TERCET_MODLES is not a setting"),
-        ({"models": f"mine={short_tmp_path}"}, "lacks config.json"),
-        ({"run_dir": "/proc/tercet"}, "The run directory cannot be created"),
     ]
     for settings, sentence in cases:
         assert_refused(Tercet(short_tmp_path, **settings).run("serve"), sentence)
@@ -179,14 +182,6 @@ def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None
     assert {path.name: path.read_text() for path in ours.iterdir()} == dict.fromkeys(names, "kept")
 
 
-def test_a_second_serve_leaves_a_running_pool_its_sockets(short_tmp_path: Path) -> None:
-    """A pool without a supervisor (under systemd) holds no supervisor's lock, only its own."""
-    with serving(Gunicorn(short_tmp_path, "workers")) as pool:
-        before = {path.name for path in pool.run_dir.iterdir()}
-        assert_refused(Tercet(short_tmp_path, run_dir=str(pool.run_dir)).run("serve"), "is in use by process")
-        assert before <= {path.name for path in pool.run_dir.iterdir()}
-
-
 def test_gunicorn_without_a_supervisor_refuses_a_port_in_use(short_tmp_path: Path, tercet: Tercet) -> None:
     done = tercet.run(program=GUNICORN, TERCET_RUN_DIR=str(short_tmp_path / "r"), TERCET_ROLE="gateway")
     assert_refused(done, "set TERCET_BIND")
@@ -206,19 +201,6 @@ def test_complete_asks_the_server_that_it_is_given_and_says_how_without_one(terc
 
 def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
     assert f"Write at {tercet.url}/ " in tercet.log()
-
-
-def test_a_gateway_without_workers_says_so(short_tmp_path: Path) -> None:
-    context = {"context": "The old man"}
-    with serving(Gunicorn(short_tmp_path, "gateway")) as gateway:
-        hasty = gateway.client.post("/autocomplete", json={**context, "max_time": 0.5})
-        patient = gateway.client.post("/autocomplete", json=context)
-    for response in (hasty, patient):
-        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-        assert "No worker of embedded is ready (1 down)" in response.json()["detail"]
-        assert "max_time" not in response.json()["detail"]
-        assert int(response.headers["retry-after"]) > 0
-    assert "until an operator acts" in patient.json()["detail"]
 
 
 def test_a_pool_whose_workers_die_before_they_are_warm_is_not_waited_for(short_tmp_path: Path) -> None:

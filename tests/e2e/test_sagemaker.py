@@ -76,7 +76,7 @@ def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
     with httpx.stream(
         "POST",
         f"{container.url}/invocations",
-        json={"inputs": PROMPT, "parameters": {"max_new_tokens": 200}, "stream": True},
+        json={"inputs": PROMPT, "parameters": {"max_new_tokens": 60}, "stream": True},
         timeout=60,
     ) as answer:
         assert answer.headers["cache-control"] == "no-store, no-transform"

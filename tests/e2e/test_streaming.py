@@ -48,17 +48,6 @@ def test_a_stream_carries_the_same_answer(tercet: Tercet) -> None:
         assert all(sent[branch] == value for branch, value in sentences.items())
 
 
-def test_nothing_is_streamed_where_the_model_does_not_know_the_language(tercet: Tercet) -> None:
-    german = "Der alte Mann sah auf das Meer hinaus und dachte an die Zeit, als er noch jung war und"
-    [(name, done)] = stream(tercet.client, german, familiar_only=True)
-    assert (name, done["sentences"]) == ("done", [])
-    assert {error["code"] for error in done["errors"]} == {"unfamiliar_context"}
-    assert {name for name, _ in stream(tercet.client, german)} == {"token", "sentence", "done"}
-    known = "It was late in the evening. The old man looked at the sea and thought of"
-    plain, checked = (stream(tercet.client, known, seed=3, familiar_only=only) for only in (False, True))
-    assert texts(plain) == texts(checked)
-
-
 def without_times(sentences: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`sentences` with the times, slots and cached tokens of `like`."""
     names = ("time", "slot", "cached_tokens", "queue_ms", "prefill_ms", "decode_ms")
@@ -104,8 +93,3 @@ def test_what_is_no_text_is_not_streamed(tercet: Tercet) -> None:
         assert [sentence["value"] for sentence in sentences] == [
             sentence["value"] for sentence in tercet.ask(BRITISH, seed=seed)["sentences"]
         ]
-
-
-def test_refusals_come_before_the_stream(tercet: Tercet) -> None:
-    response = tercet.client.post("/autocomplete", json={"context": "a", "stream": True, "model_size": "xl"})
-    assert (response.status_code, response.json()["code"]) == (422, "unknown_model")

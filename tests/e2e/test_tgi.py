@@ -36,12 +36,15 @@ def test_a_refusal_raises_the_clients_own_class(client: InferenceClient) -> None
             list(client.text_generation(PROMPT, temperature=-1, stream=stream))
     with pytest.raises(ValidationError, match="1024"):  # the worker refuses, and names the counts
         client.text_generation("word " * 2000, max_new_tokens=10)
-    assert client.text_generation("word " * 2000, max_new_tokens=10, truncate=500)
+    # What ends at the limits of time and context depends on the machine, so each text is short.
+    assert client.text_generation("word " * 2000, max_new_tokens=2, truncate=500)
     with pytest.raises(ValidationError, match="adapter_id"):
         client.text_generation(PROMPT, adapter_id="x")
     # What only changes the text is ignored, with a warning in the answer.
-    assert client.text_generation(PROMPT, watermark=True)
-    texts = {client.text_generation(PROMPT, typical_p=typical_p, seed=3) for typical_p in (0.2, 0.2, 1)}
+    assert client.text_generation(PROMPT, watermark=True, max_new_tokens=2)
+    texts = {
+        client.text_generation(PROMPT, typical_p=typical_p, seed=3, max_new_tokens=20) for typical_p in (0.2, 0.2, 1)
+    }
     assert len(texts) == 2
 
 

@@ -42,6 +42,12 @@ def later_version(folder: Path, *, oldest: int = OLDEST_PROTOCOL) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A later version that works with this one."""
+    return later_version(tmp_path_factory.mktemp("v") / "later")
+
+
 def pools(base: Path, later: Path, role: str) -> tuple[Gunicorn, Gunicorn]:
     """Gateway and workers in one run directory; the pool of `role` is of the later version."""
     gateway, workers = Gunicorn(base, "gateway"), Gunicorn(base, "workers")
@@ -50,8 +56,8 @@ def pools(base: Path, later: Path, role: str) -> tuple[Gunicorn, Gunicorn]:
 
 
 @pytest.mark.parametrize("role", ["gateway", "workers"])
-def test_a_pool_of_the_next_version_works_with_the_other(role: str, short_tmp_path: Path) -> None:
-    gateway, workers = pools(short_tmp_path, later_version(short_tmp_path / "later"), role)
+def test_a_pool_of_the_next_version_works_with_the_other(role: str, later: Path, short_tmp_path: Path) -> None:
+    gateway, workers = pools(short_tmp_path, later, role)
     with serving(workers), serving(gateway):
         [slot] = gateway.wait_until_warm()
         page = gateway.ready()
@@ -63,8 +69,8 @@ def test_a_pool_of_the_next_version_works_with_the_other(role: str, short_tmp_pa
 
 
 def test_versions_that_do_not_work_together_say_which_to_upgrade(short_tmp_path: Path) -> None:
-    later = later_version(short_tmp_path / "later", oldest=PROTOCOL + 1)
-    gateway, workers = pools(short_tmp_path, later, "workers")
+    incompatible = later_version(short_tmp_path / "later", oldest=PROTOCOL + 1)
+    gateway, workers = pools(short_tmp_path, incompatible, "workers")
 
     def refusal() -> str | None:
         page = gateway.ready() or {"slots": []}
@@ -74,9 +80,8 @@ def test_versions_that_do_not_work_together_say_which_to_upgrade(short_tmp_path:
         assert until(refusal, 60, "a reason").endswith("they do not work together: upgrade the gateway.")
 
 
-def test_a_rollback_loses_no_job(short_tmp_path: Path) -> None:
+def test_a_rollback_loses_no_job(later: Path, short_tmp_path: Path) -> None:
     """This version, the later one, this one again, on one job file; each is stopped while jobs are open."""
-    later = later_version(short_tmp_path / "later")
     jobs: list[str] = []
     for root in (ROOT, later, ROOT):
         tercet = Tercet(short_tmp_path)
@@ -85,10 +90,8 @@ def test_a_rollback_loses_no_job(short_tmp_path: Path) -> None:
         with serving(tercet):
             until(lambda: _are_done(tercet, jobs), 60, "the jobs of the version before succeed")  # noqa: B023
             jobs += [_add_job(tercet) for _ in range(NUM_JOBS)]
-    last = Tercet(short_tmp_path)
-    with serving(last):
-        until(lambda: _are_done(last, jobs), 60, "all jobs succeed")
-    assert len(jobs) == 3 * NUM_JOBS
+            if len(jobs) == 3 * NUM_JOBS:
+                until(lambda: _are_done(tercet, jobs), 60, "all jobs succeed")  # noqa: B023
 
 
 def _add_job(tercet: Tercet) -> str:
