@@ -6,15 +6,14 @@ Every response closes its connection, so that none stays open when the test ends
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
 from pathlib import Path
-from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any, TypeAlias
 
 import msgspec
@@ -152,13 +151,27 @@ def hang(request: GenerateRequest) -> Iterator[Step]:
     yield Hang()
 
 
-class _Server(ThreadingMixIn, UnixStreamServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
+def read_request(connection: socket.socket) -> bytes:
+    """The next request, head and body.
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A gateway that hangs up breaks a stub's write; that is no error."""
+    Raises:
+        ConnectionError: the client has closed the connection.
+    """
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += _receive(connection)
+    head, _, body = data.partition(b"\r\n\r\n")
+    lengths = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    while len(body) < sum(lengths):
+        body += _receive(connection)
+    return head + b"\r\n\r\n" + body
+
+
+def _receive(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    if not data:
+        raise ConnectionError("The client has closed the connection.")
+    return data
 
 
 class StubWorker:
@@ -170,48 +183,44 @@ class StubWorker:
         self.max_running = 0
         self.num_hangups = 0
         self._respond = respond
+        self._tokenize = tokenize
         self._changed = threading.Condition()
-        worker = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.path == "/tokenize":
-                    assert tokenize is not None
-                    found = tokenize(parse_tokenize_request(body).text)
-                    status = 503 if isinstance(found, str) else 200
-                    answer = msgspec.json.encode({"code": found} if isinstance(found, str) else found)
-                    self.close_connection = True
-                    length = len(answer)
-                    head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, length)
-                    self.wfile.write(head + answer)
-                    return
-                worker._serve(self, parse_generate_request(body))
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = _Server(address, Handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address)
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        with suppress(OSError):  # a test may have closed it
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def wait(self, condition: Callable[[StubWorker], bool], timeout_s: float = 5.0) -> None:
         """Until something about the worker holds."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), timeout=timeout_s)
 
-    def _serve(self, http: BaseHTTPRequestHandler, request: GenerateRequest) -> None:
-        with self._changed:
-            self.calls.append(request)
-            self.num_running += 1
-            self.max_running = max(self.max_running, self.num_running)
-            self._changed.notify_all()
-        self._send(http, self._respond(request))
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:  # a gateway that hangs up breaks a write; that is no error
+            head, _, body = read_request(connection).partition(b"\r\n\r\n")
+            if head.startswith(b"POST /tokenize "):
+                assert self._tokenize is not None
+                found = self._tokenize(parse_tokenize_request(body).text)
+                connection.sendall(_refused(503, found) if isinstance(found, str) else _response(200, found))
+                return
+            request = parse_generate_request(body)
+            with self._changed:
+                self.calls.append(request)
+                self.num_running += 1
+                self.max_running = max(self.max_running, self.num_running)
+                self._changed.notify_all()
+            self._send(connection, self._respond(request))
 
     def _end(self, *, is_hangup: bool = False) -> None:
         with self._changed:
@@ -219,31 +228,35 @@ class StubWorker:
             self.num_hangups += is_hangup
             self._changed.notify_all()
 
-    def _send(self, http: BaseHTTPRequestHandler, steps: Iterable[Step]) -> None:
-        http.close_connection = True
+    def _send(self, connection: socket.socket, steps: Iterable[Step]) -> None:
         head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         for step in steps:
             # Before its last bytes: the gateway may send the next call as soon as it has them.
             if isinstance(step, Done | Failed | Together | Raw | Refusal | Break):
                 self._end()
             if isinstance(step, Refusal):
-                body = msgspec.json.encode({"code": step.code, "detail": f"Refused: {step.code}."})
-                close = b"Connection: close\r\n"
-                http.wfile.write(
-                    b"HTTP/1.1 %d X\r\n%sContent-Length: %d\r\n\r\n%s" % (step.status, close, len(body), body)
-                )
+                connection.sendall(_refused(step.status, step.code))
                 return
             if isinstance(step, Break):
                 return
             if isinstance(step, Hang):
                 with suppress(OSError):
-                    http.connection.recv(1)
+                    connection.recv(1)
                 self._end(is_hangup=True)
                 return
             data = step.data if isinstance(step, Raw) else _encode_lines(step)
-            http.wfile.write(head + b"%x\r\n%s\r\n" % (len(data), data))
+            connection.sendall(head + b"%x\r\n%s\r\n" % (len(data), data))
             head = b""
-        http.wfile.write(b"0\r\n\r\n")
+        connection.sendall(b"0\r\n\r\n")
+
+
+def _response(status: int, value: object) -> bytes:
+    body = msgspec.json.encode(value)
+    return b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+def _refused(status: int, code: str) -> bytes:
+    return _response(status, {"code": code, "detail": f"Refused: {code}."})
 
 
 def _encode_lines(step: GenerateLine | Together) -> bytes:

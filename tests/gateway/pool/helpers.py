@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.gateway.generation.stubs import make_done
+from tests.gateway.generation.stubs import make_done, read_request
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -60,35 +60,12 @@ def sends_to_each(data: bytes) -> Answer:
     return answer
 
 
-def read_request(connection: socket.socket) -> bytes:
-    """The next request, head and body.
-
-    Raises:
-        ConnectionError: the client has closed the connection.
-    """
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += _receive(connection)
-    head, _, body = data.partition(b"\r\n\r\n")
-    lengths = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    while len(body) < sum(lengths):
-        body += _receive(connection)
-    return head + b"\r\n\r\n" + body
-
-
 def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     """Waits until the condition holds; returns whether it does."""
     deadline = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return condition()
-
-
-def _receive(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    if not data:
-        raise ConnectionError("The client has closed the connection.")
-    return data
 
 
 @dataclass

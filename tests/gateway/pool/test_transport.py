@@ -20,12 +20,12 @@ import pytest
 import trustme
 
 from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
+from tests.gateway.generation.stubs import read_request
 from tests.gateway.pool.helpers import (
     HEAD,
     Answer,
     Server,
     chunk,
-    read_request,
     sends,
     sends_to_each,
     serving,
