@@ -7,18 +7,18 @@ feedback on earlier answers is refused, and several gateways need a balancer tha
 
 from __future__ import annotations
 
+import struct
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar, get_args, get_type_hints
+from typing import ClassVar, NamedTuple, get_args, get_type_hints
 
 import falcon
 
 from gateway.api.operation import Answer, Operation, Operations
-from gateway.api.schema import MAX_FEEDBACK_CHARS, FeedbackRequest, parse_feedback_request
+from gateway.api.schema import FeedbackRequest, parse_feedback_request
 from gateway.metrics import Metrics
 from shared.errors import InvalidJson, InvalidRequest, UnknownAnswer, invalid_field
 
@@ -34,36 +34,28 @@ MAX_ANSWERS = 20_000
 # accept one every five seconds.
 MAX_ACCEPTED_ANSWERS = 20_000
 _ACTIONS = get_args(get_type_hints(FeedbackRequest)["action"])
-# An answer is one integer, which takes less memory than objects. From the lowest bit: its number of sentences, the
-# index of its latency bound, and the sentences.
-_COUNT_BITS, _LATENCY_BITS = 4, 3
-_SENTENCES_AT = _COUNT_BITS + _LATENCY_BITS
-# A sentence's bits from the lowest: 0 for samples and ideas, else the index of its usefulness bound + 1; a bit for each
-# action that is reported, and one for `kept`; the characters that were accepted.
-_BUCKET_BITS = len(UP_TO_KEYS).bit_length()
-_REPORT_BITS, _CHARACTER_BITS = len(_ACTIONS) + 1, MAX_FEEDBACK_CHARS.bit_length()
 _KEPT_BIT = 1 << len(_ACTIONS)
-_SENTENCE_BITS = _BUCKET_BITS + _REPORT_BITS + _CHARACTER_BITS
+# An answer is remembered as bytes, which take less memory than objects: the index of its latency bound, and of each
+# sentence what `_SentenceRecord` has.
+_SENTENCE = struct.Struct("<BBH")
 
 
-@dataclass(frozen=True, slots=True)
-class _SentenceRecord:
-    """What is remembered of a sentence. `bucket` is 0 for samples and ideas; `reports` has a bit for each report."""
+class _SentenceRecord(NamedTuple):
+    """What is remembered of a sentence.
+
+    Attributes:
+        bucket: 0 for samples and ideas, else the index of its usefulness bound + 1.
+        reports: a bit for each action that is reported, and one for `kept`.
+        num_characters: characters that were accepted.
+    """
 
     bucket: int
     reports: int = 0
     num_characters: int = 0
 
     @classmethod
-    def unpack(cls, packed: int) -> _SentenceRecord:
-        return cls(
-            packed & (1 << _BUCKET_BITS) - 1,
-            packed >> _BUCKET_BITS & (1 << _REPORT_BITS) - 1,
-            packed >> _BUCKET_BITS + _REPORT_BITS & (1 << _CHARACTER_BITS) - 1,
-        )
-
-    def pack(self) -> int:
-        return self.bucket | self.reports << _BUCKET_BITS | self.num_characters << _BUCKET_BITS + _REPORT_BITS
+    def of(cls, answer: bytes, index: int) -> _SentenceRecord:
+        return cls(*_SENTENCE.unpack_from(answer, _offset(index)))
 
     @property
     def strategy(self) -> str:
@@ -76,25 +68,25 @@ class _SentenceRecord:
 
 
 class RecentAnswers:
-    """The recent answers of this process, each as one integer. Thread-safe."""
+    """The recent answers of this process, each as bytes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Answers by the hash of owner and id, which takes less memory than both. Python salts it, so no client can
         # choose an id that collides with an answer of another owner.
-        self._answers: OrderedDict[int, int] = OrderedDict()
+        self._answers: OrderedDict[int, bytes] = OrderedDict()
         # An answer moves here with the first acceptance, so that requests at each key do not displace it.
-        self._accepted: OrderedDict[int, int] = OrderedDict()
+        self._accepted: OrderedDict[int, bytes] = OrderedDict()
 
-    def add(self, owner: str, answer_id: str, answer: int) -> None:
+    def add(self, owner: str, answer_id: str, answer: bytes) -> None:
         key = hash((owner, answer_id))
         with self._lock:
             self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
             _add(self._answers, key, answer, MAX_ANSWERS)
 
     def change(
-        self, owner: str, answer_id: str, change: Callable[[int], int], *, is_accepted: bool
-    ) -> tuple[int, int] | None:
+        self, owner: str, answer_id: str, change: Callable[[bytes], bytes], *, is_accepted: bool
+    ) -> tuple[bytes, bytes] | None:
         """Replace an answer.
 
         Args:
@@ -120,7 +112,7 @@ class RecentAnswers:
         return before, after
 
 
-def _add(answers: OrderedDict[int, int], key: int, answer: int, max_answers: int) -> None:
+def _add(answers: OrderedDict[int, bytes], key: int, answer: bytes, max_answers: int) -> None:
     answers[key] = answer
     if len(answers) > max_answers:
         answers.popitem(last=False)
@@ -148,10 +140,7 @@ class FeedbackStore:
         records = [
             _SentenceRecord(0 if keys is None else bisect_left(USEFULNESS_BOUNDS_KEYS, keys) + 1) for keys in usefulness
         ]
-        answer = len(records) | latency << _COUNT_BITS
-        for rank, record in enumerate(records):
-            answer |= record.pack() << _offset(rank)
-        self._answers.add(owner, answer_id, answer)
+        self._answers.add(owner, answer_id, bytes([latency]) + b"".join(_SENTENCE.pack(*record) for record in records))
         for rank, record in enumerate(records):
             self._count("shown", record, rank, latency)
 
@@ -171,8 +160,8 @@ class FeedbackStore:
             raise UnknownAnswer(
                 f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
             )
-        latency = changed[0] >> _COUNT_BITS & (1 << _LATENCY_BITS) - 1
-        before, after = (_SentenceRecord.unpack(answer >> _offset(feedback.index)) for answer in changed)
+        latency = changed[0][0]
+        before, after = (_SentenceRecord.of(answer, feedback.index) for answer in changed)
         new = after.reports & ~before.reports
         if new & _report_bit(feedback.action):
             self._count(feedback.action, after, feedback.index, latency)
@@ -200,18 +189,17 @@ class FeedbackStore:
             self._metrics.prediction_kept_characters.labels(up_to_keys=record.up_to_keys).inc(num_characters)
 
 
-def _with_report(answer: int, feedback: FeedbackRequest) -> int:
+def _with_report(answer: bytes, feedback: FeedbackRequest) -> bytes:
     """The answer with a report.
 
     Raises:
         InvalidRequest: the answer has no such sentence, or as `_reported`.
     """
-    num_sentences = answer & (1 << _COUNT_BITS) - 1
+    num_sentences = len(answer) // _SENTENCE.size
     if feedback.index >= num_sentences:
         raise invalid_field("index", f"must be below {num_sentences}, the number of that answer's sentences")
-    offset = _offset(feedback.index)
-    before = _SentenceRecord.unpack(answer >> offset)
-    return answer ^ (before.pack() ^ _reported(before, feedback).pack()) << offset
+    record = _SENTENCE.pack(*_reported(_SentenceRecord.of(answer, feedback.index), feedback))
+    return answer[: _offset(feedback.index)] + record + answer[_offset(feedback.index + 1) :]
 
 
 def _reported(record: _SentenceRecord, feedback: FeedbackRequest) -> _SentenceRecord:
@@ -231,7 +219,7 @@ def _reported(record: _SentenceRecord, feedback: FeedbackRequest) -> _SentenceRe
             "kept", f"must be at most {num_characters}, the characters of that sentence that were accepted"
         )
     kept = 0 if feedback.kept is None else _KEPT_BIT
-    return replace(record, reports=record.reports | bit | kept, num_characters=num_characters)
+    return _SentenceRecord(record.bucket, record.reports | bit | kept, num_characters)
 
 
 def _report_bit(action: str) -> int:
@@ -239,7 +227,7 @@ def _report_bit(action: str) -> int:
 
 
 def _offset(index: int) -> int:
-    return _SENTENCES_AT + index * _SENTENCE_BITS
+    return 1 + index * _SENTENCE.size
 
 
 class FeedbackResource:
