@@ -204,9 +204,9 @@ class LimitSettings:
     Attributes:
         queue: branches that may wait for a slot before requests are refused with 503; 96 are 32 requests
         timeout_s: longest time that a request may take; the default of max_time
-        bytes_per_s: bytes that an API key, or without keys an address, may send a second, counted by each gateway;
-            64 writers with contexts of 8,192 characters send 2.7 MB at five keys a second. 0 disables it: set it so
-            where a proxy limits its clients and the gateway has no keys, because they all have the proxy's address
+        bytes_per_s: bytes that an API key, or without keys an address, may send a second, counted by each gateway; 64
+            writers with contexts of 8,192 characters send 2.7 MB at five keys a second. 0 disables it, for a gateway
+            without keys whose clients all have the address of a proxy, which limits them
         max_body_bytes: largest request body; a chapter of a novel has 30,000, and only its last max_tokens tokens are
             used
         client_timeout_s: longest time that a client may take to send a request, or to accept more of its response

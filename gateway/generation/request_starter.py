@@ -37,7 +37,7 @@ class OwnerQuota:
 
     @contextmanager
     def entering(self, owner: str, max_concurrency: int | None = None) -> Iterator[None]:
-        """Count a request while the block runs. Requests without an owner ("") are not limited.
+        """Count a request while the block runs.
 
         Args:
             max_concurrency: the owner's own limit; None: the default, 0: no limit.
@@ -46,7 +46,7 @@ class OwnerQuota:
             QuotaExceeded: the owner has that many requests already.
         """
         limit = self._max_concurrency if max_concurrency is None else max_concurrency
-        if not owner or not limit:
+        if not limit:
             yield
             return
         with self._lock:

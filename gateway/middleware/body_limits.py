@@ -68,10 +68,13 @@ class BodyLimits:
                         raise self._too_large("Decompressed, the body")
                     piece = member.unused_data
                     member = None if member.eof else member
+            if member is not None:
+                raise zlib.error("The last member has no end.")
         except zlib.error as error:
-            raise _incomplete() from error
-        if member is not None:
-            raise _incomplete()
+            raise MalformedRequest(
+                "The body is not complete gzip data, as its Content-Encoding header says: compress it again, or leave"
+                " the header out."
+            ) from error
         return bytes(body)
 
     def _too_large(self, subject: str) -> BodyTooLarge:
@@ -79,10 +82,3 @@ class BodyLimits:
             f"{subject} has more than the {self._max_body_bytes} bytes of the limit (TERCET_MAX_BODY_BYTES). Send only"
             " the end of the document."
         )
-
-
-def _incomplete() -> MalformedRequest:
-    return MalformedRequest(
-        "The body is not complete gzip data, as its Content-Encoding header says: compress it again, or leave the"
-        " header out."
-    )
