@@ -70,13 +70,12 @@ class Entrance:
         """
         route = self._find_route(path)
         work, weight = (Work.READS, 1) if route is None else (route.work, route.weight)
-        is_reading = method in READING_METHODS
         key = None
         if self._key_file is not None:
             candidates = _candidates(fields)
             key = self._key_file.find(candidates)
-            is_open = is_reading and route is not None and route.is_open is not None and route.is_open(fields)
-            if not is_open:
+            is_open = None if route is None or method not in READING_METHODS else route.is_open
+            if is_open is None or not is_open(fields):
                 if key is None:
                     raise _unauthorized(has_key=bool(candidates))
                 self._count_request(key)

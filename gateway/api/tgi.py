@@ -46,6 +46,7 @@ from gateway.pool.admission import Admission
 from gateway.pool.tokenizing import TEXT_WEIGHT, PoolTokenizer
 from shared.errors import FieldError, InvalidRequest, PromptTooLong, Superseded
 from shared.plan import Model
+from shared.protocol import Tokens
 from shared.version import tercet_version
 
 TAG = "Text Generation Inference"
@@ -174,7 +175,9 @@ class TgiResponder:
         if number == 0:
             raise invalid("max_new_tokens", "must be 1 or more, or -1, not 0")
         if number is None and parameters.max_length is not None:
-            longest = max(self._num_tokens(model, prompt, caller, started_at) for prompt in request.prompts)
+            caller.charge((TEXT_WEIGHT - 1) * sum(map(len, request.prompts)))
+            found = [tokens_of(self._starter, self._tokenizer, caller, text, started_at) for text in request.prompts]
+            longest = max(len(tokens.ids) for tokens in found)
             number = parameters.max_length - longest
             if number < 1:
                 number = 1
@@ -186,16 +189,13 @@ class TgiResponder:
         changes["max_new_tokens"] = number
         return replace(parameters, **changes), warnings
 
-    def _num_tokens(self, model: Model, prompt: str, caller: Caller, started_at: float) -> int:
-        caller.charge((TEXT_WEIGHT - 1) * len(prompt))
-        found = self._tokenizer.tokenize(
-            model.name,
-            prompt,
-            self._starter.deadline(started_at),
-            owner=caller.owner,
-            cancelling=self._starter.watching(caller),
-        )
-        return len(found.ids)
+
+def tokens_of(starter: RequestStarter, tokenizer: PoolTokenizer, caller: Caller, text: str, began_at: float) -> Tokens:
+    """The tokens of a text by the default model, ended with its client; raises as `PoolTokenizer.tokenize`."""
+    cancelling = starter.watching(caller)
+    return tokenizer.tokenize(
+        starter.default_model, text, starter.deadline(began_at), owner=caller.owner, cancelling=cancelling
+    )
 
 
 def check_streamable(request: TgiRequest) -> None:

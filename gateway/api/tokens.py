@@ -19,7 +19,7 @@ from gateway.api.callers import caller_of
 from gateway.api.error_formats import ErrorFormat
 from gateway.api.operation import JSON, Answer, Operation, Operations
 from gateway.api.peer_fields import PEER_FIELDS
-from gateway.api.tgi import TAG
+from gateway.api.tgi import TAG, tokens_of
 from gateway.api.tgi_schema import MAX_INPUT_CHARS, TGI_ERRORS, TgiParameters
 from gateway.api.tolerance import TolerantParser
 from gateway.generation.request_starter import RequestStarter
@@ -184,13 +184,7 @@ def _tokens_of(starter: RequestStarter, tokenizer: PoolTokenizer, req: falcon.Re
     """
     caller = caller_of(req)
     with starter.counting(caller):
-        return tokenizer.tokenize(
-            starter.default_model,
-            text,
-            starter.deadline(time.monotonic()),
-            owner=caller.owner,
-            cancelling=starter.watching(caller),
-        )
+        return tokens_of(starter, tokenizer, caller, text, time.monotonic())
 
 
 def _encode_texts(text: str, found: Tokens) -> bytes:

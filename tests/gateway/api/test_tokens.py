@@ -72,3 +72,20 @@ def test_tokens_in_several_parts_are_one_list(make_api: MakeApi, monkeypatch: py
     for text in ("", "a", "ab", "abc", "abcd"):
         expected = [{"id": i, "text": part, "start": i, "stop": i + 1} for i, part in enumerate(text)]
         assert api.post("/tokenize", {"inputs": text}).json == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "statuses"),
+    [
+        ("/tokenize", {"prompt": "x" * 100_000}, [200, 200, 429, 429]),
+        ("/generate", {"inputs": "x" * 100_000, "parameters": {"max_length": 9}}, [200, 200, 429, 429]),
+        ("/generate", {"inputs": "x" * 100_000}, [200, 200, 200, 200]),
+    ],
+)
+def test_a_text_to_tokenize_counts_more_bytes_than_a_context(
+    make_api: MakeApi, path: str, body: dict[str, Any], statuses: list[int]
+) -> None:
+    worker = Worker()
+    worker.is_free.set()
+    api = make_api(quick, tokenize=worker, settings={"bytes_per_s": "1"})
+    assert [api.post(path, body).status_code for _ in range(4)] == statuses
