@@ -71,18 +71,10 @@ def routes(gateway: Gateway) -> list[str]:
 
 def spellings(path: str) -> Iterator[str]:
     """A path and other ways to write it, as a client would to reach it around a check of the text."""
-    yield path
-    yield f"{path}/"
-    yield f"/{path}"
-    yield f"//{path}"
-    yield path.upper()
-    yield path.title()
-    yield f"{path}%2f"
-    yield f"/%2f{path[1:]}"
-    yield path[0] + path[1:].replace("/", "%2f")
-    yield path[0] + path[1:].replace("/", "%252f")
-    yield path[0] + path[1:].replace("/", "\\")
-    yield "/" + "".join(f"%{ord(letter):02x}" for letter in path[1:])
+    rest = path[1:]
+    yield from (path, f"{path}/", f"/{path}", f"//{path}", path.upper(), path.title(), f"{path}%2f", f"/%2f{rest}")
+    yield from ("/" + rest.replace("/", slash) for slash in ("%2f", "%252f", "\\"))
+    yield "/" + "".join(f"%{ord(letter):02x}" for letter in rest)
     for start in ("/health/live", "/static", "/ping", "/static/tercet.js"):
         for step in ("/..", "/..;", "/..;/", "/%2e%2e", "%2f..", "/.", ";", "?", "%3f", "%00", "%0a", "%20"):
             yield f"{start}{step}{path}"

@@ -137,21 +137,9 @@ def test_pages_of_any_origin_may_read_static_files(listed: Gateway, origin: str 
         assert listed.client.simulate_get("/staticfiles", headers=headers).status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers", "status"),
-    [
-        ("POST", "/echo", {}, 200),
-        ("POST", "/echo", {"Content-Length": "9999999"}, 413),
-        ("POST", "/echo", {"Content-Length": "2", "Content-Encoding": "br"}, 415),
-        ("GET", "/nothing", {}, 404),
-        ("DELETE", "/echo", {}, 405),
-    ],
-)
-def test_listed_pages_may_read_answers_errors_and_their_headers(
-    listed: Gateway, method: str, path: str, headers: dict[str, str], status: int
-) -> None:
-    response = listed.client.simulate_request(method, path, headers={"Origin": LISTED, **headers})
-    assert (response.status_code, response.headers[CORS], response.headers["Vary"]) == (status, LISTED, "Origin")
+def test_listed_pages_may_read_the_answer_and_its_headers(listed: Gateway) -> None:
+    response = listed.client.simulate_post("/echo", body=b"{}", headers={"Origin": LISTED})
+    assert (response.status_code, response.headers[CORS], response.headers["Vary"]) == (200, LISTED, "Origin")
     exposed = "X-Request-Id, Server-Timing, Retry-After, x-should-retry, Location, Preference-Applied, WWW-Authenticate"
     assert response.headers["Access-Control-Expose-Headers"] == f"{exposed}, Allow"
 

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from falcon import testing
 
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, MakeGateway
 from tests.gateway.exposition import total
 
 Events = list[MutableMapping[str, Any]]
@@ -86,14 +86,18 @@ def test_a_request_has_a_timing_a_log_line_and_is_counted(echo: Gateway) -> None
     ],
 )
 def test_refused_requests_have_an_id_a_timing_a_log_line_and_are_counted(
-    echo: Gateway, method: str, path: str, headers: dict[str, str], status: int, route: str
+    make_echo: MakeGateway, method: str, path: str, headers: dict[str, str], status: int, route: str
 ) -> None:
+    """And a listed page may read why."""
+    echo, origin = make_echo(origins="https://notes.example"), "https://notes.example"
     with logged() as lines:
-        response = echo.client.simulate_request(method, path, headers={"X-Request-Id": "r-1", **headers})
+        sent = {"X-Request-Id": "r-1", "Origin": origin, **headers}
+        response = echo.client.simulate_request(method, path, headers=sent)
     assert response.status_code == status
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.headers["X-Request-Id"] == response.json["request_id"] == "r-1"
     assert response.headers["Server-Timing"].startswith("total;dur=")
+    assert response.headers.get("Access-Control-Allow-Origin") == (None if status in {403, 421} else origin)
     assert [(line["request_id"], line["status"], line["route"]) for line in lines] == [("r-1", status, route)]
     assert total(echo.metrics, "tercet_requests_total", route=route, status=str(status)) == 1
 
