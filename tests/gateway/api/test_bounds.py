@@ -6,7 +6,7 @@ The cases are generated from the schema: a field without bounds, or of a kind th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from gateway.api.schema import (
 )
 from shared.errors import InvalidRequest
 from shared.parsing import BodyParser, description_of
-from shared.protocol import GenerateRequest
+from shared.protocol import Sampling
 from shared.time_margins import MARGINS
 from tests.gateway.api.conftest import MakeApi
 from tests.gateway.generation.stubs import completion
@@ -60,51 +60,46 @@ def cases(name: str, annotation: inspect.Type) -> Iterator[tuple[Any, bool]]:
     """Values at, below and above each bound, and whether they are within it."""
     kinds = tuple(map(unwrap, kinds_of(unwrap(annotation))))
     for kind in kinds:
-        if isinstance(kind, inspect.IntType | inspect.FloatType):
-            yield from number_cases(name, kind)
-        elif isinstance(kind, inspect.StrType):
-            assert kind.max_length is not None, f"{name} has no max_length"
-            for length in {kind.max_length - 1, kind.max_length, kind.max_length + 1}:
-                yield "x" * length, length <= kind.max_length
-            if kind.min_length:
-                yield "x" * (kind.min_length - 1), False
-                yield "x" * kind.min_length, True
-        elif isinstance(kind, inspect.ListType):
-            assert kind.max_length is not None, f"{name} has no max_length"
-            [good, *_] = [value for value, is_good in cases(name, kind.item_type) if is_good]
-            for length in (kind.max_length - 1, kind.max_length, kind.max_length + 1):
-                yield [good] * length, length <= kind.max_length
-            for value, is_good in cases(name, kind.item_type):
-                yield [value], is_good
-        elif isinstance(kind, inspect.LiteralType):
-            for value in kind.values:
-                yield value, True
-            yield "x", False
-        elif isinstance(kind, inspect.BoolType):
-            yield True, True
-            yield False, True
-        else:  # a null is as leaving the field out: `tests.shared.test_parsing`
-            assert isinstance(kind, inspect.NoneType), f"{name}: {kind} is not known here"
+        match kind:
+            case inspect.IntType() | inspect.FloatType():
+                yield from number_cases(name, kind)
+            case inspect.StrType():
+                yield from length_cases(name, kind, lambda length: "x" * length)
+            case inspect.ListType():
+                items = list(cases(name, kind.item_type))
+                good = [value for value, is_good in items if is_good][:1]
+                yield from length_cases(name, kind, lambda length, good=good: good * length)  # type: ignore[misc]
+                yield from (([value], is_good) for value, is_good in items)
+            case inspect.LiteralType():
+                yield from [("x", False), *((value, True) for value in kind.values)]
+            case inspect.BoolType():
+                yield from ((True, True), (False, True))
+            case _:  # a null is as leaving the field out: `tests.shared.test_parsing`
+                assert isinstance(kind, inspect.NoneType), f"{name}: {kind} is not known here"
     for value, accepting in KINDS:
         if not any(isinstance(kind, (*accepting, inspect.LiteralType)) for kind in kinds):
             yield value, False
 
 
+def length_cases(
+    name: str, kind: inspect.StrType | inspect.ListType, make: Callable[[int], Any]
+) -> Iterator[tuple[Any, bool]]:
+    assert kind.max_length is not None, f"{name} has no max_length"
+    low, high = kind.min_length or 0, kind.max_length
+    for length in {max(0, low - 1), low, high - 1, high, high + 1}:
+        yield make(length), low <= length <= high
+
+
 def number_cases(name: str, kind: inspect.IntType | inspect.FloatType) -> Iterator[tuple[Any, bool]]:
-    def below(bound: float) -> float:
-        return bound - 1 if isinstance(kind, inspect.IntType) else math.nextafter(bound, -math.inf)
+    def beside(bound: float, side: int) -> float:
+        return bound + side if isinstance(kind, inspect.IntType) else math.nextafter(bound, side * math.inf)
 
-    def above(bound: float) -> float:
-        return bound + 1 if isinstance(kind, inspect.IntType) else math.nextafter(bound, math.inf)
-
-    if kind.gt is not None:
-        yield from ((below(kind.gt), False), (kind.gt, False), (above(kind.gt), True))
-    else:
-        assert kind.ge is not None, f"{name} has no lower bound"
-        yield from ((below(kind.ge), False), (kind.ge, True), (above(kind.ge), True))
+    low = kind.ge if kind.gt is None else kind.gt
+    assert low is not None, f"{name} has no lower bound"
+    yield from ((beside(low, -1), False), (low, kind.gt is None), (beside(low, 1), True))
     if name not in RESOURCE_BOUNDS.keys() | UNBOUNDED:
         assert kind.le is not None, f"{name} has no upper bound"
-        yield from ((below(kind.le), True), (kind.le, True), (above(kind.le), False))
+        yield from ((beside(kind.le, -1), True), (kind.le, True), (beside(kind.le, 1), False))
     yield from ((-(10**300), False), (-1, kind.ge == -1))
 
 
@@ -161,14 +156,10 @@ def test_a_time_in_which_no_worker_could_answer_is_refused(make_api: MakeApi) ->
 
 def test_the_internal_wire_bounds_what_the_public_schema_bounds() -> None:
     """A worker accepts every value that the gateway lets through."""
-    public = {field.name: field for field in msgspec.structs.fields(AutocompleteRequest)}
-    sampling = inspect.type_info(GenerateRequest)
-    assert isinstance(sampling, inspect.StructType)
-    [nested] = [field.type for field in sampling.fields if field.name == "sampling"]
-    assert isinstance(nested, inspect.StructType)
-    for field in nested.fields:
-        if field.name in public.keys() - UNBOUNDED:  # -1 is replaced before
-            [inner] = [unwrap(inspect.type_info(public[field.name].type))]
-            kind = unwrap(field.type)
-            for bound in ("ge", "gt"):
-                assert getattr(kind, bound, None) == getattr(inner, bound, None), field.name
+    public, internal = (
+        {field.name: unwrap(inspect.type_info(field.type)) for field in msgspec.structs.fields(kind)}
+        for kind in (AutocompleteRequest, Sampling)
+    )
+    for name in public.keys() & internal.keys() - UNBOUNDED:  # -1 is replaced before
+        for bound in ("ge", "gt"):
+            assert getattr(internal[name], bound, None) == getattr(public[name], bound, None), name
