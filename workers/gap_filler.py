@@ -9,10 +9,9 @@ and the codec; does not know HTTP, and how a continuation was made.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,13 +35,6 @@ EVIDENCE_WEIGHT = 0.4
 # probability.
 REST_WEIGHT = 0.5
 _SCORED = SamplingParams(max_new_tokens=1, temperature=0.0)
-
-
-class _Score(NamedTuple):
-    """Log-probabilities: of a fill after the prompt, and of the beginning of the text after the gap, given both."""
-
-    fill: float
-    evidence: float
 
 
 class GapFiller:
@@ -77,7 +69,7 @@ class GapFiller:
         for line, own in zip(lines, fills, strict=True):
             if isinstance(line, Done):
                 priors |= {fill: max(_prior(line, fill), priors.get(fill, -math.inf)) for fill in own}
-        chances = fill_probabilities({fill: FillScore(priors[fill], scores[fill].evidence) for fill in scores})
+        chances = fill_probabilities({fill: scores[fill]._replace(prior=priors[fill]) for fill in scores})
         is_complete = chances and chances[""] == max(chances.values())
         words = [
             None if isinstance(line, Failed) or not line.text or is_complete else fill_words(line.text, chances)
@@ -85,7 +77,7 @@ class GapFiller:
         ]
         return cut, words
 
-    def _cut(self, lines: Sequence[Done | Failed]) -> tuple[list[Done | Failed], list[list[str]], Mapping[str, _Score]]:
+    def _cut(self, lines: Sequence[Done | Failed]) -> tuple[list[Done | Failed], list[list[str]], dict[str, FillScore]]:
         """The lines, cut; the fills of each; and the scores of all, the empty one included."""
         request = self._request
         before = self._codec.prompt_end(request)
@@ -104,7 +96,7 @@ class GapFiller:
         ]
         return cut, fills, scores
 
-    def _score(self, fills: Iterable[str]) -> dict[str, _Score] | Failed:
+    def _score(self, fills: Iterable[str]) -> dict[str, FillScore] | Failed:
         """As `score`, of the fills."""
         typed, head = self._engine_request.forced_prefix.decode(), self._suffix_head()
         texts = {typed + fill + head: fill for fill in fills}
@@ -115,7 +107,7 @@ class GapFiller:
         for text, tokens in found.items():
             stem = typed + texts[text].rstrip()
             length, logprobs = sum(begin < len(stem) for begin, _ in tokens), [logprob for _, logprob in tokens]
-            scores[texts[text]] = _Score(sum(logprobs[:length]), sum(logprobs[length:]))
+            scores[texts[text]] = FillScore(sum(logprobs[:length]), sum(logprobs[length:]))
         return scores
 
     def score(self, texts: Iterable[str]) -> dict[str, list[tuple[int, float]]] | Failed:
@@ -181,7 +173,7 @@ def _prior(line: Done, fill: str) -> float:
     return sum(logprob for begin, logprob in zip(begins, line.logprobs[first:], strict=False) if begin < stem)
 
 
-def _cut(line: Done, fills: Sequence[str], scores: dict[str, _Score]) -> Done:
+def _cut(line: Done, fills: Sequence[str], scores: dict[str, FillScore]) -> Done:
     """A line with the best of its fills as its text."""
     if not fills:
         return msgspec.structs.replace(line, text="", ends=[0] * len(line.ends))
@@ -193,13 +185,13 @@ def _cut(line: Done, fills: Sequence[str], scores: dict[str, _Score]) -> Done:
     return msgspec.structs.replace(line, text=fill, ends=ends, fit=fits.get(fill), finish_reason=finish_reason)
 
 
-def _fit(first: _Score, score: _Score) -> float:
+def _fit(first: FillScore, score: FillScore) -> float:
     """How well a fill stands in the gap.
 
     Args:
         first: the score of the shortest fill that begins like it: of its first word.
     """
-    return first.fill + EVIDENCE_WEIGHT * (REST_WEIGHT * (score.fill - first.fill) + score.evidence)
+    return first.prior + EVIDENCE_WEIGHT * (REST_WEIGHT * (score.prior - first.prior) + score.evidence)
 
 
 @dataclass(slots=True, eq=False)

@@ -234,7 +234,7 @@ def read_config(directory: Path) -> ModelConfig:
     if wrong := sorted(most.keys() - sizes.keys()):
         ranges = ", ".join(f"{key} (a whole number from 1 to {most[key]})" for key in wrong)
         raise CheckpointError(f"{path} gives no usable {ranges}: use the config.json that was saved with the weights.")
-    rules = _gpt2_rules(config, sizes) if architecture == "gpt2" else _llama_rules(config, sizes)
+    rules = _gpt2_rules(config) if architecture == "gpt2" else _llama_rules(config, sizes)
     is_tied = config.get("tie_word_embeddings", architecture == "gpt2")
     rules["tie_word_embeddings is neither true nor false"] = isinstance(is_tied, bool)
     positions = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
@@ -278,10 +278,10 @@ def _llama_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _gpt2_rules(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, bool]:
-    """Values of config.json that are no sizes: whether each is as it must be, by the clause that says it is not."""
+def _gpt2_rules(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Values of config.json that are no sizes: whether each is as it must be, by the clause that says it is not.
+    `ModelConfig` knows what the engine computes."""
     return {
-        "n_embd is no multiple of n_head": sizes["n_embd"] % sizes["n_head"] == 0,
         "layer_norm_epsilon is no number above 0 and below 1": _is_epsilon(config.get("layer_norm_epsilon", 1e-5)),
         "activation_function is no name": isinstance(config.get("activation_function", ""), str),
         "scale_attn_weights is neither true nor false": isinstance(config.get("scale_attn_weights", True), bool),
@@ -292,11 +292,8 @@ def _gpt2_rules(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str
 
 
 def _llama_rules(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, bool]:
-    """As `_gpt2_rules`. `ModelConfig` knows which of them the engine computes."""
+    """As `_gpt2_rules`."""
     return {
-        "num_attention_heads is no multiple of num_key_value_heads": (
-            sizes["num_attention_heads"] % sizes["num_key_value_heads"] == 0
-        ),
         "head_dim is odd": sizes["head_dim"] % 2 == 0,
         "rms_norm_eps is no number above 0 and below 1": _is_epsilon(config.get("rms_norm_eps", 1e-6)),
         "hidden_act is no name": isinstance(config.get("hidden_act", ""), str),

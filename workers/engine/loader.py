@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -253,20 +253,10 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = directory / "config.json"
     try:
-        config = ModelConfig.from_json(_read_json(path))
-    except ValueError as error:  # its texts are ours
+        config = ModelConfig.from_json(json.loads(read_plain(path)))
+    except ValueError as error:
         raise LoadFailure(f"{path} cannot be served: {error}.") from error
     return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *read_end_ids(directory)))))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(read_plain(path))
-    except ValueError as error:
-        raise LoadFailure(f"{path} is damaged, it is not JSON: copy or download it again.") from error
-    if not isinstance(values, dict):
-        raise LoadFailure(f"{path} does not hold a JSON object: copy the right file there.")
-    return values
 
 
 def read_weights(directory: Path, progress: ProgressFn = lambda _: None) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         for value in (10**9, 10**18, -1, 1e9, True, "12", [12])
     },
     "deep JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json is damaged, it is not JSON"),
-    "heads": (lambda d: write(d, {**CONFIG, "n_head": 3}), "n_embd is no multiple of n_head"),
+    "heads": (lambda d: write(d, {**CONFIG, "n_head": 3}), "the width must be a multiple of the number of heads"),
     "epsilon": (lambda d: write(d, {**CONFIG, "layer_norm_epsilon": float("nan")}), "layer_norm_epsilon is no number"),
     "end token": (lambda d: write(d, {**CONFIG, "eos_token_id": [1, "2"]}), "eos_token_id is no token id"),
     "end token of generation": (
@@ -243,10 +243,10 @@ def test_a_file_without_end_is_refused_a_tenth_beyond_its_size(hub: Hub, tmp_pat
 
 FETCH_WITH_LITTLE_PATIENCE = """
 import sys, time
-from workers.checkpoints import child_process, hub_child
+from workers.checkpoints import child_process, hub
 child_process.STALL_S = 1.5
 sys.argv = ["", "", "", "org/tiny", "", str(time.monotonic() + 60)]
-hub_child.main()
+hub.main()
 """
 
 

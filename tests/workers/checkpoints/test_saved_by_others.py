@@ -63,7 +63,7 @@ def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path) -> None:
 
 # Values of config.json, by what the refusal says.
 REFUSED: dict[str, dict[str, Any]] = {
-    "num_attention_heads is no multiple of num_key_value_heads": {"num_key_value_heads": 3},
+    "the number of heads must be a multiple of the number of key-value heads": {"num_key_value_heads": 3},
     r"no usable hidden_size \(a whole number from 1 to 32768\)": {"hidden_size": 10**9},
     "no usable num_hidden_layers": {"num_hidden_layers": 10**9},
     "no usable num_attention_heads": {"num_attention_heads": 0},

