@@ -64,6 +64,8 @@ def test_scores_name_parts_of_characters_and_say_where_they_begin(
     parts = [b"<|endoftext|>" if id_ == 0 else tokenizer.token_bytes(id_) for id_ in done["prompt_ids"]]
     assert [0, *done["prompt_ends"]] == [*map(CharacterIndex().feed, parts), len(prompt)]
     assert done["begins"] == [*map(CharacterIndex().feed, map(tokenizer.token_bytes, done["token_ids"]))]
+    assert done["prompt_tops"][0] is None
+    assert {len(top) for top in [*done["prompt_tops"][1:], *done["tops"]]} == {number}
     tops = [top for tops in [*done["prompt_tops"], *done["tops"]] for top in tops or []]
     reported = {*done["prompt_ids"], *done["token_ids"], *(id_ for id_, _, _ in tops)}
     assert {int(id_): name for id_, name in done["names"].items()} == tokenizer.names_of(reported)
@@ -131,13 +133,6 @@ def test_echo_of_an_empty_prompt_is_empty(client: testing.TestClient) -> None:
     assert [done[field] for field in fields] == [[]] * 5
     assert done["prompt_text"] == ""
     assert len(done["tops"]) == 8
-
-
-def test_no_top_logprobs_are_empty_lists(client: testing.TestClient) -> None:
-    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=0)
-    assert done["tops"] == [[]] * 8
-    assert done["prompt_tops"] == [None, *[[]] * (done["num_prompt_tokens"] - 1)]
-    assert len(done["prompt_logprobs"]) == done["num_prompt_tokens"]
 
 
 def test_echo_of_a_branch_that_ends_before_its_prefill_has_no_logprobs(client: testing.TestClient) -> None:

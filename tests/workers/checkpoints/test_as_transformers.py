@@ -27,6 +27,7 @@ from workers.checkpoints.files import CheckpointError
 from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
 from workers.engine.loader import LoadedModel, load_model
+from workers.engine.model.config import own_name
 
 WEIGHTS = "model.safetensors"
 SHAPES = ("gpt2", "llama", "qwen2", "qwen3")
@@ -301,11 +302,6 @@ def test_a_tokenizer_may_drop_or_lengthen_text(pattern: str, content: str, tmp_p
             check_done(done, request)
 
 
-def rewrite(directory: Path, change: Callable[[str], str]) -> None:
-    weights = load_file(directory / WEIGHTS)
-    save_file({change(name): tensor for name, tensor in weights.items()}, directory / WEIGHTS)
-
-
 # As transformers, peft and wrappers of models name weights.
 NAMED: dict[str, tuple[str, Callable[[str], str]]] = {
     "compiled": ("gpt2", lambda name: f"_orig_mod.{name}"),
@@ -322,12 +318,17 @@ NAMED: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 @pytest.mark.parametrize(("shape", "change"), NAMED.values(), ids=NAMED)
-def test_what_stands_before_names_of_weights_is_left_out(
-    shape: str, change: Callable[[str], str], tmp_path: Path
-) -> None:
-    save(tmp_path / "plain", shape)
+def test_what_stands_before_names_of_weights_is_left_out(shape: str, change: Callable[[str], str]) -> None:
+    names = [*random_model(shape).state_dict()]
+    own = [name.removeprefix("transformer." if shape == "gpt2" else "model.") for name in names]
+    assert [own_name(change(name)) for name in names] == own
+
+
+def test_weights_of_wrapped_models_are_served(tmp_path: Path) -> None:
+    save(tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "wrapped")
-    rewrite(tmp_path / "wrapped", change)
+    weights = load_file(tmp_path / "wrapped" / WEIGHTS)
+    save_file({f"module._orig_mod.{name}": tensor for name, tensor in weights.items()}, tmp_path / "wrapped" / WEIGHTS)
     resolve("x", str(tmp_path / "wrapped"))
     found = answer(load_model(tmp_path / "wrapped", dtype="fp32"), "The old man")
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "plain")
