@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -73,29 +74,25 @@ def sagemaker(
     check_name(name)
     _check_options(instances, max_instances, model_data, model_id, role)
     tag = f"{tercet_version()}-{'cuda' if has_gpu(instance_type) else 'cpu'}"
-
-    def wanted(account_id: str, region: str, image_uri: str) -> Wanted:
-        return Wanted(
-            name=name,
-            region=region,
-            account_id=account_id,
-            image=image_uri,
-            instance_type=instance_type,
-            num_instances=instances,
-            model_data=model_data,
-            model_id=model_id,
-            role_arn=role,
-            max_instances=max_instances or 0,
-            invocations_per_minute=invocations_per_minute,
-            ami=ami or (GPU_AMI if has_gpu(instance_type) else None),
-        )
-
+    place = region or "REGION"
+    wanted = Wanted(
+        name=name,
+        region=place,
+        account_id=UNKNOWN_ACCOUNT,
+        image=image or f"{UNKNOWN_ACCOUNT}.dkr.ecr.{place}.amazonaws.com/{name}:{tag}",
+        instance_type=instance_type,
+        num_instances=instances,
+        model_data=model_data,
+        model_id=model_id,
+        role_arn=role,
+        max_instances=max_instances or 0,
+        invocations_per_minute=invocations_per_minute,
+        ami=ami or (GPU_AMI if has_gpu(instance_type) else None),
+    )
     if dry_run and destroy:
         raise StartError("--dry-run shows what creation does; --destroy removes only what creation has made.")
     if dry_run:
-        place = region or "REGION"
-        uri = image or f"{UNKNOWN_ACCOUNT}.dkr.ecr.{place}.amazonaws.com/{name}:{tag}"
-        _print_calls(wanted(UNKNOWN_ACCOUNT, place, uri), uri if image is None else None)
+        _print_calls(wanted, is_built=image is None)
         return
     program = None if image or destroy else images.find_program()
     account = Account(region, profile)
@@ -128,10 +125,10 @@ def sagemaker(
                 image = images.push(account, program, uri)
                 progress.start()
             assert image is not None
-            goal = wanted(account_id, account.region, image)
-            endpoint.ensure(goal)
+            wanted = replace(wanted, account_id=account_id, region=account.region, image=image)
+            endpoint.ensure(wanted)
             sentences = endpoint.invoke()
-        endpoint.remove_outdated(goal)
+        endpoint.remove_outdated(wanted)
     for sentence in sentences:
         out.print(sentence, highlight=False, soft_wrap=True)
     err.print(
@@ -163,21 +160,20 @@ def _check_options(
         raise StartError(f"--max-instances {max_instances} must be at least --instances ({instances}).")
 
 
-def _print_calls(wanted: Wanted, built_uri: str | None) -> None:
+def _print_calls(wanted: Wanted, *, is_built: bool) -> None:
     """What creation does where nothing exists, in order.
 
     Args:
-        built_uri: URI of the image that is built and pushed. None if the image exists.
+        is_built: the image is built and pushed; else it exists.
     """
     first = []
-    if built_uri is not None:
-        service, operation, parameters = repository(wanted.name)
-        build = images.build_command("docker", built_uri, _torch_index(wanted.instance_type), images.SAGEMAKER)
+    if is_built:
+        build = images.build_command("docker", wanted.image, _torch_index(wanted.instance_type), images.SAGEMAKER)
         first = [
-            _call(service, operation, parameters),
+            _call(*repository(wanted.name)),
             " ".join(build),
             "ecr get_authorization_token {}",
-            f"docker push {built_uri}",
+            f"docker push {wanted.image}",
         ]
     invoke = _call("sagemaker-runtime", "invoke_endpoint", {"EndpointName": wanted.name})
     for line in [*first, *(_call(*request) for request in wanted.requests()), invoke]:
