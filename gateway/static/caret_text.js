@@ -9,6 +9,7 @@ export class CaretText {
   #context;
   #position;
   #after;
+  #isEditable;
   /** When it was last remembered. @type {TextBefore} */
   last = { end: 0, text: "" };
   /** The rest of the caret's line then. */
@@ -19,11 +20,13 @@ export class CaretText {
    * @param {() => string} context
    * @param {(() => number)|undefined} position
    * @param {() => string} after
+   * @param {() => boolean} isEditable
    */
-  constructor(context, position, after) {
+  constructor(context, position, after, isEditable) {
     this.#context = context;
     this.#position = position;
     this.#after = after;
+    this.#isEditable = isEditable;
   }
 
   /** @returns {TextBefore} */
@@ -53,8 +56,8 @@ export class CaretText {
     return this.#lastLine === this.line;
   }
 
-  /** Whether the text is the remembered one. A program can change it without an event. */
+  /** Whether it is the remembered one, and may be changed. A program can change it without an event. */
   get isSame() {
-    return isSameText(this.before, this.last) && this.isLineSame;
+    return this.#isEditable() && isSameText(this.before, this.last) && this.isLineSame;
   }
 }

@@ -113,7 +113,7 @@ export class Completer {
     minProbability = MIN_PROBABILITIES.normal, minUsefulness = 1, drawsGhost = true, insertsSpace = false,
     isEditable = () => true, isOtherListUsed = () => false, proseOnly = true, isProse = () => isTextProse(context()), tabTakes = "all", keys = {},
   }) {
-    this.#text = new CaretText(context, position, after);
+    this.#text = new CaretText(context, position, after, isEditable);
     this.#spacing = new Spacing(this.#text, insert);
     this.#show = show;
     this.#insertsSpace = insertsSpace;
@@ -134,6 +134,7 @@ export class Completer {
     this.proseOnly = proseOnly;
     /** The editor shows all suggestions all the time, as a strip does. May be changed at any time. */
     this.showsAll = false;
+    this.#reports = new FeedbackReports(() => this.client, () => [this.#text.before, this.#text.after]);
     this.#requests = new Requests(this.#text, {
       client: () => this.client,
       fields: options,
@@ -141,14 +142,15 @@ export class Completer {
       failed: (session) => this.#handleFailure(session),
       retry: () => this.#retry(),
     });
-    this.#unasked = new Unasked(this.#text, this.#requests, this.#shown, {
-      settings: this,
+    this.#unasked = new Unasked({
+      completer: this,
+      text: this.#text,
+      requests: this.#requests,
+      shown: this.#shown,
+      reports: this.#reports,
       isProse,
-      isTextSame: () => this.#isTextSame,
       isAsked: () => this.#session !== null,
-      taken: () => this.#reports.taken,
       requestIdeas: () => void this.#requestIdeas(false),
-      rested: () => this.returned(),
       render: () => this.#render(),
     });
     this.#keys = new KeyHandler({
@@ -157,7 +159,6 @@ export class Completer {
       isOtherListUsed,
       performer: (action, isPlain) => this.#performer(action, isPlain),
     });
-    this.#reports = new FeedbackReports(() => this.client, () => [this.#text.before, this.#text.after]);
   }
 
   /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
@@ -212,7 +213,7 @@ export class Completer {
 
   /** The caret may have moved. Closes the suggestions if it did, because they belong to its old position. */
   moved() {
-    if (this.#isTextSame) return;
+    if (this.#text.isSame) return;
     this.close();
     this.returned();
   }
@@ -368,14 +369,9 @@ export class Completer {
     this.#keys.forget();
   }
 
-  /** Whether the text is the one that suggestions are shown for. */
-  get #isTextSame() {
-    return this.#isEditable() && this.#text.isSame;
-  }
-
   /** Close what is shown or requested for another text. @returns {boolean}  Whether there was something. */
   #closeIfChanged() {
-    const isChanged = this.#isBusy && !this.#isTextSame;
+    const isChanged = this.#isBusy && !this.#text.isSame;
     if (isChanged) this.close();
     return isChanged;
   }

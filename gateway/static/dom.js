@@ -25,3 +25,8 @@ export function createElement(name, className, text) {
   element.append(new Text(text));
   return element;
 }
+
+/** A number with its unit. @param {number} number @param {string} unit  Of one. */
+export function counted(number, unit) {
+  return `${number.toLocaleString()} ${unit}${number === 1 ? "" : "s"}`;
+}

@@ -12,22 +12,16 @@ import { typedSince } from "./text.js";
 /** An accepted text counts as kept as far as it is in the document after this time, or when the editor is closed. */
 const KEPT_AFTER_MS = 15_000;
 
-/**
- * @typedef {object} Acceptance
- * @property {string} id
- * @property {number} index
- * @property {TextBefore} before  What was before the text.
- * @property {string} text
- */
+/** What was inserted of a suggestion, and what was before it. @typedef {{candidate: Candidate, before: TextBefore, text: string}} Taken */
 
 export class FeedbackReports {
   /** Outcomes of requests whose response is not complete. @type {Map<SuggestionSession, () => void>} */
   #waiting = new Map();
   /** @type {WeakSet<SuggestionSession>} */
   #reported = new WeakSet();
-  /** The suggestion that is being accepted, word by word, with what was inserted of it. @type {{candidate: Candidate, before: TextBefore, text: string}|null} */
+  /** The suggestion that is being accepted, word by word. @type {Taken|null} */
   #taken = null;
-  /** @type {Acceptance[]} */
+  /** @type {(Taken & {id: string, index: number})[]} */
   #acceptances = [];
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   #timer;
@@ -47,14 +41,13 @@ export class FeedbackReports {
    * Report the outcome of a request, once. Feedback needs the id of the response: call `end` when it is complete.
    * @param {Candidate} candidate  The suggestion that was used, or shown first.
    * @param {Outcome} outcome
-   * @param {string} [text]  What was inserted of it.
-   * @param {TextBefore} [before]  What was before that.
+   * @param {Taken} [taken]  What was inserted of it.
    */
-  report(candidate, outcome, text = "", before = { end: 0, text: "" }) {
+  report(candidate, outcome, taken) {
     const { session } = candidate;
     if (this.#reported.has(session)) return;
     this.#reported.add(session);
-    const send = () => this.#send(candidate, outcome, text, before);
+    const send = () => this.#send(candidate, outcome, taken);
     if (session.response) send();
     else this.#waiting.set(session, send);
   }
@@ -76,8 +69,9 @@ export class FeedbackReports {
 
   /** The writer takes no more of it. */
   reportTaken() {
-    if (this.#taken) this.report(this.#taken.candidate, "accepted", this.#taken.text, this.#taken.before);
+    const taken = this.#taken;
     this.#taken = null;
+    if (taken) this.report(taken.candidate, "accepted", taken);
   }
 
   /** A request has ended, with a complete response or without. @param {SuggestionSession} session */
@@ -102,13 +96,13 @@ export class FeedbackReports {
     }
   }
 
-  /** @param {Candidate} candidate @param {Outcome} outcome @param {string} text @param {TextBefore} before */
-  #send({ session: { response }, sentence }, outcome, text, before) {
+  /** @param {Candidate} candidate @param {Outcome} outcome @param {Taken} [taken] */
+  #send({ session: { response }, sentence }, outcome, taken) {
     const index = response?.sentences.findIndex(({ seed }) => seed === sentence?.seed) ?? -1;
     if (!response || index < 0) return;
-    void this.#getClient().feedback(response.id, index, outcome, text.length);
-    if (outcome !== "accepted") return;
-    this.#acceptances.push({ id: response.id, index, before, text });
+    void this.#getClient().feedback(response.id, index, outcome, taken?.text.length);
+    if (!taken) return;
+    this.#acceptances.push({ ...taken, id: response.id, index });
     this.#timer ??= setTimeout(() => this.flush(), KEPT_AFTER_MS);
   }
 }

@@ -7,7 +7,7 @@ import { EditorView } from "@codemirror/view";
 import { completerOf, tercet } from "./codemirror.js";
 import { Documents } from "./documents.js";
 import { DocumentsPopover, numWords } from "./documents_popover.js";
-import { createElement, setText } from "./dom.js";
+import { counted, createElement, setText } from "./dom.js";
 import { KeyField } from "./key_field.js";
 import { KeyTable } from "./key_table.js";
 import { labelOf, resolveKeys } from "./keys.js";
@@ -152,13 +152,9 @@ function showView(view) {
   showProgress();
   if (view.problem?.code === "unreachable" && view.problem !== previous.problem) server.reportUnreachable();
   if (view.status === "streaming" || becameReady) server.reportReachable();
-  if (becameReady) {
-    showKeyProblem("");
-  }
+  if (becameReady) showKeyProblem("");
   if (view.isUnfamiliar && !previous.isUnfamiliar) announce(UNFAMILIAR);
-  if (view.status === "empty" && previous.status !== "empty") {
-    announce(`No suggestions: ${describeEmpty()}.`);
-  }
+  if (view.status === "empty" && previous.status !== "empty") announce(`No suggestions: ${describeEmpty()}.`);
   if (view.problem && view.problem !== previous.problem) showProblem(view.problem);
 }
 
@@ -209,18 +205,15 @@ function announce(message) {
 function showProgress() {
   const { status, problem, totalMs, restMs, isUnfamiliar } = currentView;
   const output = find("message", HTMLSpanElement);
+  const isAwaited = status === "waiting" || status === "streaming";
   // Whether the server responds is said by `showServer` alone.
   const message = problem && problem.code !== "unreachable" ? describe(problem) : "";
   output.classList.toggle("is-problem", Boolean(message));
   find("server", HTMLSpanElement).hidden = Boolean(message); // it is not ready, whatever its health check says
-  if (message) setText(output, message);
-  else if (status === "waiting" || status === "streaming") setText(output, "…");
+  if (message || isAwaited) setText(output, message || "…");
   else if (restMs) setText(output, `suggestions rest for ${Math.ceil(restMs / 1000)} s`);
-  else if (isUnfamiliar) setText(output, UNFAMILIAR);
-  else if (status === "empty") setText(output, describeEmpty());
-  else setText(output, "");
-  const isComplete = totalMs !== null && status !== "waiting" && status !== "streaming";
-  setText(find("latency", HTMLSpanElement), isComplete ? `${Math.round(totalMs).toLocaleString()} ms` : "…");
+  else setText(output, isUnfamiliar || status === "empty" ? describeEmpty() : "");
+  setText(find("latency", HTMLSpanElement), totalMs === null || isAwaited ? "…" : `${Math.round(totalMs).toLocaleString()} ms`);
 }
 
 function describeEmpty() {
@@ -248,8 +241,7 @@ function showKeyProblem(message) {
 
 /** @param {number} number */
 function showSavedKeys(number) {
-  const unit = number === 1 ? "keystroke" : "keystrokes";
-  setText(find("saved", HTMLSpanElement), `${number.toLocaleString()} ${unit}`);
+  setText(find("saved", HTMLSpanElement), counted(number, "keystroke"));
 }
 
 /** @type {ReturnType<typeof setTimeout>|undefined} */
@@ -257,10 +249,11 @@ let countTimer;
 
 function countLater() {
   clearTimeout(countTimer);
-  countTimer = setTimeout(() => {
-    const number = numWords(editor.text);
-    setText(find("word-count", HTMLSpanElement), `${number.toLocaleString()} ${number === 1 ? "word" : "words"}`);
-  }, COUNT_DELAY_MS);
+  countTimer = setTimeout(countWords, COUNT_DELAY_MS);
+}
+
+function countWords() {
+  setText(find("word-count", HTMLSpanElement), counted(numWords(editor.text), "word"));
 }
 
 async function showDetails() {
@@ -396,11 +389,12 @@ function showServer({ isReachable, numWarm, numSlots, version, models }) {
   output.classList.toggle("is-problem", !isReachable);
   if (isReachable) setText(output, numWarm ? "the model is ready" : "the model is loading");
   else setText(output, `The server is not responding.${documents.isSaved ? " Your text is safe in this browser." : ""}`);
-  setText(find("slots", HTMLSpanElement), `${numWarm} of ${numSlots} ${numSlots === 1 ? "slot" : "slots"} ready`);
-  if (isReachable) setText(find("version", HTMLSpanElement), `Tercet ${version}`);
-  if (isReachable) settings.setModels(models);
-  if (isReachable) showModel(models);
-  if (isReachable) setText(hint, describePage(models));
+  setText(find("slots", HTMLSpanElement), `${numWarm} of ${counted(numSlots, "slot")} ready`);
+  if (!isReachable) return;
+  setText(find("version", HTMLSpanElement), `Tercet ${version}`);
+  settings.setModels(models);
+  showModel(models);
+  setText(hint, describePage(models));
 }
 
 /** The key that takes a suggestion, or a word of it. */

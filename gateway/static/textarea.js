@@ -27,24 +27,14 @@ export function textBefore(textarea) {
 export function insertText(textarea, text, numReplaced = 0) {
   textarea.focus();
   const end = textarea.selectionEnd;
-  setSelection(textarea, end - numReplaced, end);
+  // Browsers merge an insertion with the typing before and after it, unless the selection was set in between.
+  textarea.setSelectionRange(end - numReplaced, end);
   // execCommand is deprecated, but nothing else writes to the undo stack. Chromium, Firefox and Safari support it.
   if (!document.execCommand("insertText", false, text)) {
     textarea.setRangeText(text, end - numReplaced, end, "end");
     textarea.dispatchEvent(new InputEvent("input", { bubbles: true, inputType: "insertText", data: text }));
   }
-  setSelection(textarea, textarea.selectionEnd, textarea.selectionEnd);
-}
-
-/**
- * Browsers merge an insertion with the typing before and after it, unless the selection was set in between, even to its
- * current position.
- * @param {HTMLTextAreaElement} textarea
- * @param {number} start
- * @param {number} end
- */
-function setSelection(textarea, start, end) {
-  textarea.setSelectionRange(start, end);
+  textarea.setSelectionRange(textarea.selectionEnd, textarea.selectionEnd);
 }
 
 /**

@@ -3,7 +3,6 @@
 
 import { hasTextAfter } from "./text.js";
 
-/** @typedef {import("./suggestion_session.js").Candidate} Candidate */
 /** @typedef {import("./suggestion_session.js").SuggestionSession} SuggestionSession */
 /** @typedef {import("./text.js").TextBefore} TextBefore */
 
@@ -34,30 +33,22 @@ export class Unasked {
   #restTimer;
   /** Texts before the caret for which the writer was shown ideas, or dismissed suggestions. @type {Set<string>} */
   #seenPlaces = new Set();
-  #text;
-  #requests;
-  #shown;
-  #completer;
+  #parts;
 
   /**
-   * @param {import("./caret_text.js").CaretText} text
-   * @param {import("./requests.js").Requests} requests
-   * @param {import("./shown_suggestions.js").ShownSuggestions} shown
-   * @param {object} completer
-   * @param {import("./completer.js").Completer} completer.settings
-   * @param {() => boolean} completer.isProse  As the option of `Completer`.
-   * @param {() => boolean} completer.isTextSame  Whether the text is the one that suggestions are shown for.
-   * @param {() => boolean} completer.isAsked  Whether suggestions that the writer or a pause requested are shown or awaited.
-   * @param {() => Candidate|null} completer.taken  The suggestion that the writer has begun to take.
-   * @param {() => void} completer.requestIdeas  Called when typing pauses.
-   * @param {() => void} completer.rested  Called when a rest has ended.
-   * @param {() => void} completer.render
+   * @param {object} parts
+   * @param {import("./completer.js").Completer} parts.completer
+   * @param {import("./caret_text.js").CaretText} parts.text
+   * @param {import("./requests.js").Requests} parts.requests
+   * @param {import("./shown_suggestions.js").ShownSuggestions} parts.shown
+   * @param {import("./feedback_reports.js").FeedbackReports} parts.reports
+   * @param {() => boolean} parts.isProse  As the option of `Completer`.
+   * @param {() => boolean} parts.isAsked  Whether suggestions that the writer or a pause requested are shown or awaited.
+   * @param {() => void} parts.requestIdeas  Called when typing pauses.
+   * @param {() => void} parts.render
    */
-  constructor(text, requests, shown, completer) {
-    this.#text = text;
-    this.#requests = requests;
-    this.#shown = shown;
-    this.#completer = completer;
+  constructor(parts) {
+    this.#parts = parts;
   }
 
   /** Whether something is about to be requested. */
@@ -73,7 +64,7 @@ export class Unasked {
   /** Request something for the text that has just been typed, at once or at a pause. */
   request() {
     if (!this.#mayRequest()) return;
-    if (this.#completer.settings.mode === "live") {
+    if (this.#parts.completer.mode === "live") {
       void this.#requestPredictions();
       this.#thinkFor(IDEA_DELAY_MS);
     } else {
@@ -83,8 +74,8 @@ export class Unasked {
 
   /** The writer came to this text without typing. At an end of it or of a paragraph, an idea comes, once. */
   visit() {
-    const place = placeOf(this.#text.last);
-    const isAtEnd = /\S.*$/.test(place) || !this.#text.after.trim();
+    const place = placeOf(this.#parts.text.last);
+    const isAtEnd = /\S.*$/.test(place) || !this.#parts.text.after.trim();
     if (isAtEnd && !this.#seenPlaces.has(place) && this.#mayRequest()) this.#thinkFor(IDEA_DELAY_MS);
   }
 
@@ -113,7 +104,7 @@ export class Unasked {
       this.#restEndsAtMs = performance.now() + Math.min(FIRST_REST_MS * 2 ** this.#numDismissals, MAX_REST_MS);
       this.#numDismissals += 1;
     }
-    this.#seenPlaces.add(placeOf(this.#text.last));
+    this.#seenPlaces.add(placeOf(this.#parts.text.last));
     this.#showRest();
   }
 
@@ -124,43 +115,43 @@ export class Unasked {
 
   /** Whether something may be requested unasked for the present text. */
   #mayRequest() {
-    const { after, last } = this.#text;
-    const { isProse, settings } = this.#completer;
+    const { after, last } = this.#parts.text;
+    const { mode, proseOnly } = this.#parts.completer;
     if (hasTextAfter(after) || !last.text.trim() || this.restMs) return false;
-    if (settings.mode === "off" || (settings.proseOnly && !isProse())) return false;
-    return this.#requests.mayStart();
+    if (mode === "off" || (proseOnly && !this.#parts.isProse())) return false;
+    return this.#parts.requests.mayStart();
   }
 
   /** Show at each second how long they still rest, and that they do not any more. */
   #showRest() {
     clearTimeout(this.#restTimer);
     const { restMs } = this;
-    if (restMs) this.#restTimer = setTimeout(() => (this.#showRest(), this.#completer.render()), restMs % 1000 || 1000);
-    else this.#completer.rested();
+    if (restMs) this.#restTimer = setTimeout(() => (this.#showRest(), this.#parts.render()), restMs % 1000 || 1000);
+    else this.#parts.completer.returned();
   }
 
   /** Request an idea if the writer stands still for so long, once a slow server has answered. @param {number} delayMs */
   #thinkFor(delayMs) {
-    this.#pauseTimer = setTimeout(() => (this.#requests.inFlight ? this.#thinkFor(IDEA_WAIT_MS) : this.#requestAtPause()), delayMs);
+    this.#pauseTimer = setTimeout(() => (this.#parts.requests.inFlight ? this.#thinkFor(IDEA_WAIT_MS) : this.#requestAtPause()), delayMs);
   }
 
   #requestAtPause() {
     this.#pauseTimer = undefined;
-    if (!this.#completer.isTextSame()) return;
-    if (this.#completer.settings.mode === "live") void this.#requestIdea();
-    else this.#completer.requestIdeas();
+    if (!this.#parts.text.isSame) return;
+    if (this.#parts.completer.mode === "live") void this.#requestIdea();
+    else this.#parts.requestIdeas();
   }
 
   /** Request likely next words, and fill the free places with them. */
   async #requestPredictions() {
-    const { minProbability, minUsefulness } = this.#completer.settings;
-    const session = this.#requests.start({ strategy: "predict", corrections: true, min_probability: minProbability }, false);
-    if (await this.#requests.complete(session)) {
+    const { minProbability, minUsefulness } = this.#parts.completer;
+    const session = this.#parts.requests.start({ strategy: "predict", corrections: true, min_probability: minProbability }, false);
+    if (await this.#parts.requests.complete(session)) {
       this.#isMisspelled = session.response?.errors?.some(({ code }) => code === "misspelled") ?? false;
       const useful = session.candidates.filter(({ sentence }) => (sentence?.usefulness ?? Infinity) >= minUsefulness);
-      this.#shown.merge(useful, session.numRequested);
+      this.#parts.shown.merge(useful, session.numRequested);
     }
-    this.#completer.render();
+    this.#parts.render();
   }
 
   /**
@@ -168,14 +159,14 @@ export class Unasked {
    * idea continues it or it is a fragment that was left standing.
    */
   async #requestIdea() {
-    if (this.#completer.isAsked() || this.#shown.isChosenByUser || this.#isMisspelled) return;
-    const session = this.#requests.start({}, false);
+    if (this.#parts.isAsked() || this.#parts.shown.isChosenByUser || this.#isMisspelled) return;
+    const session = this.#parts.requests.start({}, false);
     session.isIdea = true;
-    if (await this.#requests.complete(session)) {
-      const taken = this.#completer.taken();
+    if (await this.#parts.requests.complete(session)) {
+      const { taken } = this.#parts.reports;
       this.noteIdeas(session);
-      this.#shown.addIdea(session.candidates, session.numRequested, taken !== null && taken === this.#shown.chosen);
+      this.#parts.shown.addIdea(session.candidates, session.numRequested, taken !== null && taken === this.#parts.shown.chosen);
     }
-    this.#completer.render();
+    this.#parts.render();
   }
 }

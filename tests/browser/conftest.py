@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -194,3 +195,15 @@ def open_editor(
     for editor in opened:
         editor.page.context.close()
         assert not editor.errors
+
+
+@pytest.fixture(params=EDITORS)
+def open_each(request: pytest.FixtureRequest, open_editor: Callable[..., EditorPage]) -> Callable[..., EditorPage]:
+    """Opens the page of one of the editors; the test runs once for each."""
+    return partial(open_editor, request.param)
+
+
+@pytest.fixture(params=[name for name in EDITORS if name != "textarea"])
+def open_drawing(request: pytest.FixtureRequest, open_editor: Callable[..., EditorPage]) -> Callable[..., EditorPage]:
+    """As `open_each`, for the editors that draw ghost text."""
+    return partial(open_editor, request.param)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Route, expect
+from playwright.sync_api import Browser, ConsoleMessage, FloatRect, Locator, Page, Request, Route, expect
 
 from tests.e2e.harness import PATIENCE_S, Tercet, until
 
@@ -234,6 +234,35 @@ def answer_with(page: Page, *values: str) -> None:
 
     page.route("**/autocomplete", fulfill)
     page.route("**/feedback", fulfill)
+
+
+class InputMethod:
+    """Composes text in the focused field, as Chromium passes it on from the system's input method."""
+
+    def __init__(self, page: Page) -> None:
+        self.session = page.context.new_cdp_session(page)
+
+    def compose(self, text: str) -> None:
+        """Replace the composed text."""
+        place = {"selectionStart": len(text), "selectionEnd": len(text)}
+        self.session.send("Input.imeSetComposition", {"text": text, **place})
+
+    def commit(self, text: str) -> None:
+        """End the composition with this text."""
+        self.session.send("Input.insertText", {"text": text})
+
+    def press(self, key: str, code: str) -> None:
+        """Press a key that the input method takes."""
+        event = {"key": key, "code": code, "windowsVirtualKeyCode": 229}
+        for kind in ("rawKeyDown", "keyUp"):
+            self.session.send("Input.dispatchKeyEvent", {"type": kind, **event})
+
+
+def box(element: Locator) -> FloatRect:
+    """Where an element is drawn."""
+    found = element.bounding_box()
+    assert found
+    return found
 
 
 class StaticSite:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import ConsoleMessage, Page, Request, expect
 
+from tests.browser.driver import OPENING, answer_with
 from tests.e2e.harness import PATIENCE_S, until
 
 SOURCES = Path(__file__).with_name("editors")
@@ -27,7 +26,6 @@ READ_BLOCKS = """(element) => Array.from(element.children, (block) => {
 }).join("\\n")"""
 READING_MS = 250  # suggestions that were visible for less than 200 ms cannot be accepted
 QUIET_MS = 400  # longer than an adapter takes to send a request for a change
-each_editor = pytest.mark.parametrize("name", EDITORS)
 
 
 class EditorPage:
@@ -35,6 +33,7 @@ class EditorPage:
 
     def __init__(self, page: Page, name: str, is_framed: bool) -> None:
         self.page = page
+        self.name = name
         self.is_textarea = name == "textarea"
         root = page.frame_locator("iframe") if is_framed else page
         self.text = root.locator(SELECTORS[name])
@@ -88,19 +87,24 @@ class EditorPage:
         for key in keys:
             self.page.keyboard.press(key)
 
-    def wait_for_list(self) -> list[str]:
-        """Wait until three suggestions are listed, complete and visible long enough to be accepted; returns them."""
-        expect(self.items).to_have_count(3)
+    def request(self, text: str = OPENING, *, num_listed: int = 3) -> list[str]:
+        """Type a text, request suggestions, and wait for them as `wait_for_list` does."""
+        self.type(text)
+        self.press("Alt+Enter")
+        return self.wait_for_list(num_listed)
+
+    def type_before(self, text: str, *suggestions: str) -> None:
+        """Type a text with these answers to each request, and wait until one can be accepted."""
+        answer_with(self.page, *suggestions)
+        self.type(text)
+        self.wait_for_unasked()
+
+    def wait_for_list(self, num_listed: int = 3) -> list[str]:
+        """Wait until so many suggestions are listed, complete and visible long enough to be accepted; returns them."""
+        expect(self.items).to_have_count(num_listed)
         self.wait_for_responses()
         self.page.wait_for_timeout(READING_MS)
         return self.items.all_text_contents()
-
-    def wait_for_two_words(self) -> None:
-        """As `wait_for_list`; then choose a suggestion with a space after its first word."""
-        suggestions = self.wait_for_list()
-        [place, *_] = [place for place, text in enumerate(suggestions) if re.match(r"\w+ \w", text)]
-        for _ in range(place):
-            self.page.keyboard.press("Alt+ArrowDown")
 
     def wait_for_responses(self) -> None:
         """Wait until no request is in flight."""

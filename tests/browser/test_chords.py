@@ -8,18 +8,16 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from tests.browser.driver import Editor, answer_with
-from tests.browser.editor_pages import EditorPage, each_editor
+from tests.browser.editor_pages import EditorPage
 from tests.browser.test_live import hold, type_until_shown
 
+OpenEditor = Callable[..., EditorPage]
 SUGGESTION = ' to Mr. Lowe, whom she saw "again!" and again. Then'
 
 
-@each_editor
-def test_the_options_say_what_keys_take_and_the_rest_stays(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live", tab="word", keys=json.dumps({"acceptClause": ["F4"]}))
-    answer_with(editor.page, SUGGESTION)
-    editor.type("I wrote")
-    editor.wait_for_unasked()
+def test_the_options_say_what_keys_take_and_the_rest_stays(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live", tab="word", keys=json.dumps({"acceptClause": ["F4"]}))
+    editor.type_before("I wrote", SUGGESTION)
     for key, taken in (("Tab", " to "), ("F4", " to Mr. Lowe, ")):
         editor.press(key)
         assert editor.value == f"I wrote{taken}"

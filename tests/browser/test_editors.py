@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING, answer_with
-from tests.browser.editor_pages import QUIET_MS, READING_MS, EditorPage, each_editor
+from tests.browser.driver import OPENING, InputMethod, answer_with, box
+from tests.browser.editor_pages import QUIET_MS, READING_MS, EditorPage
+
+OpenEditor = Callable[..., EditorPage]
 
 # As a key's event arrives, and whether the page left it to the browser.
 DISPATCH_KEY = """(event) => document.activeElement.dispatchEvent(
@@ -17,12 +18,9 @@ DISPATCH_KEY = """(event) => document.activeElement.dispatchEvent(
 )"""
 
 
-@each_editor
-def test_request_choose_accept_and_undo(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    suggestions = editor.wait_for_list()
+def test_request_choose_accept_and_undo(open_each: OpenEditor) -> None:
+    editor = open_each()
+    suggestions = editor.request()
     editor.press("ArrowDown")
     expect(editor.items.nth(1)).to_have_attribute("aria-current", "true")
     if not editor.is_textarea:
@@ -47,29 +45,22 @@ def test_request_choose_accept_and_undo(open_editor: Callable[..., EditorPage], 
     assert len(editor.requests) == 1
 
 
-@each_editor
-def test_the_list_shows_whole_words(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type("The old man looked at the se")
-    editor.press("Alt+Enter")
-    words = editor.wait_for_list()
+def test_the_list_shows_whole_words(open_each: OpenEditor) -> None:
+    editor = open_each()
+    words = editor.request("The old man looked at the se")
     assert all(word.startswith("se") for word in words)
     editor.press("ArrowDown")
-    expect(editor.items.nth(1)).to_have_attribute("aria-current", "true")
     if not editor.is_textarea:
         expect(editor.announcements).to_have_text(f"Suggestion 2 of 3: {words[1]}")
     editor.press("Enter")
     assert editor.value.strip() == f"The old man looked at the {words[1]}"
 
 
-@each_editor
-def test_the_list_follows_the_color_scheme(open_editor: Callable[..., EditorPage], name: str) -> None:
+def test_the_list_follows_the_color_scheme(open_each: OpenEditor) -> None:
     """CodeMirror gives its tooltips a light background, on which light text could not be read."""
-    editor = open_editor(name)
+    editor = open_each()
     editor.page.evaluate("document.documentElement.style.colorScheme = 'dark'")
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    editor.wait_for_list()
+    editor.request()
     background, text = editor.items.first.evaluate(
         """(item) => {
           const list = item.closest(".tercet-list");
@@ -79,11 +70,8 @@ def test_the_list_follows_the_color_scheme(open_editor: Callable[..., EditorPage
     assert (background, text) == ("rgb(36, 34, 32)", "rgb(232, 227, 216)")
 
 
-@each_editor
-def test_suggestions_while_typing_and_none_after_undo_and_deletion(
-    open_editor: Callable[..., EditorPage], name: str
-) -> None:
-    editor = open_editor(name, mode="live")
+def test_suggestions_while_typing_and_none_after_undo_and_deletion(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live")
     editor.type(OPENING)
     editor.wait_for_unasked()
     if not editor.is_textarea:
@@ -109,44 +97,40 @@ def test_suggestions_while_typing_and_none_after_undo_and_deletion(
     assert len(editor.requests) == num_requests + 1
 
 
-@each_editor
-def test_a_composition_is_left_alone_until_it_ends(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live")
+def test_a_composition_is_left_alone_until_it_ends(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live")
     editor.type(OPENING)
     editor.wait_for_unasked()
     num_requests = len(editor.requests)
-    ime = editor.page.context.new_cdp_session(editor.page)
+    input_method = InputMethod(editor.page)
     for text in ("に", "にほ", "にほん"):
-        ime.send("Input.imeSetComposition", {"text": text, "selectionStart": len(text), "selectionEnd": len(text)})
+        input_method.compose(text)
     assert editor.value == f"{OPENING}にほん"
     expect(editor.ghost).to_have_count(0)
     editor.page.wait_for_timeout(QUIET_MS)
     assert len(editor.requests) == num_requests
-    ime.send("Input.insertText", {"text": "日本"})
+    input_method.commit("日本")
     editor.wait_for_num_requests(num_requests + 1)
     assert editor.value == f"{OPENING}日本"
     assert editor.requests[-1]["context"] == f"{OPENING}日本"
     editor.page.wait_for_timeout(QUIET_MS)
     num_requests = len(editor.requests)
-    ime.send("Input.imeSetComposition", {"text": "の", "selectionStart": 1, "selectionEnd": 1})
-    ime.send("Input.insertText", {"text": "の"})  # ends without another change
+    input_method.compose("の")
+    input_method.commit("の")  # ends without another change
     editor.wait_for_num_requests(num_requests + 1)
     assert editor.value == f"{OPENING}日本の"
     assert editor.requests[-1]["context"] == f"{OPENING}日本の"
 
 
-@each_editor
-def test_a_composed_word_that_will_stand_is_followed_and_accepted(
-    open_editor: Callable[..., EditorPage], name: str
-) -> None:
+def test_a_composed_word_that_will_stand_is_followed_and_accepted(open_each: OpenEditor) -> None:
     """As on a touch screen, where a suggestion is tapped and every word is composed."""
-    editor = open_editor(name, mode="live")
+    editor = open_each(mode="live")
     editor.type(f"{OPENING} ")
     editor.wait_for_unasked()
-    ime = editor.page.context.new_cdp_session(editor.page)
+    input_method = InputMethod(editor.page)
     for text in ("q", "qu", "qui"):  # no idea begins with these: it would be followed without requests
         num_requests = len(editor.requests)
-        ime.send("Input.imeSetComposition", {"text": text, "selectionStart": len(text), "selectionEnd": len(text)})
+        input_method.compose(text)
         editor.wait_for_num_requests(num_requests + 1)
         assert editor.requests[-1]["context"] == f"{OPENING} {text}"
     editor.wait_for_unasked()
@@ -154,10 +138,9 @@ def test_a_composed_word_that_will_stand_is_followed_and_accepted(
     editor.wait_for_responses()
     editor.page.wait_for_timeout(READING_MS)
     for key in ("Enter", "ArrowDown", "Tab", "Escape"):  # the input method's
-        event = {"key": key, "code": key, "windowsVirtualKeyCode": 229}
-        ime.send("Input.dispatchKeyEvent", {"type": "rawKeyDown", **event})
+        input_method.press(key, key)
     assert editor.value == f"{OPENING} qui"
-    if name == "textarea":  # beside ghost text the list has alternatives only
+    if editor.name == "textarea":  # beside ghost text the list has alternatives only
         expect(editor.items.first).to_have_attribute("aria-current", "true")
     typed = editor.items.first.locator(".tercet-typed").text_content() or ""
     rest = (editor.items.first.text_content() or "").removeprefix(typed)
@@ -168,17 +151,15 @@ def test_a_composed_word_that_will_stand_is_followed_and_accepted(
     editor.page.keyboard.type("x")
     assert editor.value == f"{accepted}x"
     editor.press("Control+z")
-    if name != "codemirror":  # it joins what is typed next with what was inserted during a composition
+    if editor.name != "codemirror":  # it joins what is typed next with what was inserted during a composition
         editor.press("Control+z")
     assert editor.value == f"{OPENING} qui"
 
 
-def test_keys_of_an_input_method_are_left_to_it(open_editor: Callable[..., EditorPage]) -> None:
+def test_keys_of_an_input_method_are_left_to_it(open_editor: OpenEditor) -> None:
     """Safari ends the composition before it sends the key: only the key code is the input method's."""
     editor = open_editor("textarea")
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    suggestions = editor.wait_for_list()
+    suggestions = editor.request()
     for key in ("Enter", "Tab", "Escape", "ArrowDown", "ArrowUp", "ArrowRight"):
         for whose in ({"isComposing": True}, {"keyCode": 229}, {"isComposing": True, "keyCode": 229}):
             for alt in (False, True):
@@ -190,28 +171,22 @@ def test_keys_of_an_input_method_are_left_to_it(open_editor: Callable[..., Edito
     assert editor.value != OPENING
 
 
-@each_editor
-def test_a_character_of_the_layout_is_the_editors(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    editor.wait_for_list()
+def test_a_character_of_the_layout_is_the_editors(open_each: OpenEditor) -> None:
+    editor = open_each()
+    editor.request()
     session = editor.page.context.new_cdp_session(editor.page)
     event = {"key": "#", "code": "Digit3", "windowsVirtualKeyCode": 51, "modifiers": 1}
     session.send("Input.dispatchKeyEvent", {"type": "keyDown", "text": "#", **event})
     assert editor.value == f"{OPENING}#"
 
 
-@each_editor
-def test_escape_then_tab_leaves(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    editor.wait_for_list()
+def test_escape_then_tab_leaves(open_each: OpenEditor) -> None:
+    editor = open_each()
+    editor.request()
     editor.press("Escape")
     expect(editor.items).to_have_count(0)
     editor.press("Escape")
-    if name == "codemirror":
+    if editor.name == "codemirror":
         editor.page.wait_for_timeout(2100)  # CodeMirror itself gives Tab away for 2 s after Escape
     editor.press("Tab")
     expect(editor.page.get_by_role("button")).to_be_focused()
@@ -222,33 +197,24 @@ def test_escape_then_tab_leaves(open_editor: Callable[..., EditorPage], name: st
     assert editor.value == OPENING
 
 
-@each_editor
-def test_the_space_after_a_word_gives_way(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    editor.wait_for_two_words()
+def test_what_came_with_a_word_gives_way(open_each: OpenEditor) -> None:
+    """Its comma and its space; the other marks are those of tests/deploy/clients/npm/test_keys.py."""
+    editor = open_each(mode="live")
+    editor.type_before("The", " water, and more")
     editor.press("Alt+ArrowRight")
-    with_space = editor.value
-    assert with_space.endswith(" ")
-    editor.press("!")
-    assert editor.value == f"{with_space.rstrip()}!"
+    assert editor.value == "The water, "
+    editor.press(";")
+    assert editor.value == "The water;"
     editor.press("Control+z")
-    assert editor.value == with_space
+    assert editor.value == "The water, "
     editor.press("Control+z", "Alt+Enter")
-    editor.wait_for_two_words()
-    editor.press("Alt+ArrowRight")
-    with_space = editor.value
-    assert with_space.endswith(" ")
-    editor.press("Space")
-    assert editor.value == with_space
-    editor.press("x")
-    assert editor.value == f"{with_space}x"
+    editor.wait_for_list(1)
+    editor.press("Alt+ArrowRight", "Space", "x")
+    assert editor.value == "The water, x"
 
 
-@each_editor
-def test_enter_is_the_editors_after_a_word_was_taken(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live")
+def test_enter_is_the_editors_after_a_word_was_taken(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live")
     editor.type("On the other")  # " hand, the"
     editor.wait_for_unasked()
     editor.press("Alt+ArrowRight")
@@ -261,14 +227,9 @@ def test_enter_is_the_editors_after_a_word_was_taken(open_editor: Callable[..., 
     assert [line.rstrip() for line in editor.value.split("\n")] == [taken.rstrip(), ""]
 
 
-@each_editor
-def test_a_click_and_a_chord_accept_the_item_with_that_number(
-    open_editor: Callable[..., EditorPage], name: str
-) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    suggestion = editor.wait_for_list()[2]
+def test_a_click_and_a_chord_accept_the_item_with_that_number(open_each: OpenEditor) -> None:
+    editor = open_each()
+    suggestion = editor.request()[2]
     assert editor.items.nth(2).evaluate("(item) => item.value") == 3
     editor.items.nth(2).click()
     assert editor.value.removeprefix(OPENING).strip() == suggestion
@@ -278,9 +239,8 @@ def test_a_click_and_a_chord_accept_the_item_with_that_number(
     assert editor.value.removeprefix(OPENING).strip() == suggestion
 
 
-@each_editor
-def test_closing_the_editor_aborts_the_request(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, model="slow")
+def test_closing_the_editor_aborts_the_request(open_each: OpenEditor) -> None:
+    editor = open_each(model="slow")
     editor.type(OPENING)
     editor.press("Alt+Enter")
     expect(editor.items.first).to_be_visible()
@@ -293,48 +253,36 @@ def test_closing_the_editor_aborts_the_request(open_editor: Callable[..., Editor
         expect(editor.page.locator(".tercet-list, .tercet-ghost")).to_have_count(0)
 
 
-@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
-def test_a_read_only_editor_has_no_suggestions(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    editor.wait_for_list()
-    editor.press("F9")
-    expect(editor.items).to_have_count(0)
-    expect(editor.ghost).to_have_count(0)
-    editor.press("Alt+1", "Tab")
-    assert editor.value == OPENING
-    assert len(editor.requests) == 1
-
-
-@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
-def test_selected_text_is_the_editors(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    editor.wait_for_list()
+def test_nothing_is_accepted_but_where_it_was_requested(open_drawing: OpenEditor) -> None:
+    """The writer selects text, a program changes the text, or the editor becomes read-only."""
+    editor = open_drawing()
+    answer_with(editor.page, " secretary of the old man", " sea")
+    editor.request(num_listed=2)
     editor.press("Shift+ArrowLeft")
     expect(editor.items).to_have_count(0)
     expect(editor.ghost).to_have_count(0)
     editor.press("Tab")
     assert "\t" in editor.value or editor.value.startswith("  ")
-    assert len(editor.requests) == 1
+    editor.press("Control+z", "Control+End")
+    for keys, value in (("F7 Alt+1 Alt+ArrowRight", f"{OPENING} more"), ("F9 Alt+1 Tab", f"{OPENING} more")):
+        editor.press("Alt+Enter")
+        editor.wait_for_list(2)
+        editor.press(*keys.split())
+        assert editor.value == value
+        expect(editor.items).to_have_count(0)
+        expect(editor.ghost).to_have_count(0)
+    assert len(editor.requests) == 3
 
 
-@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
-def test_an_editor_in_a_frame(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, is_framed=True)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    suggestion = editor.wait_for_list()[2]
+def test_an_editor_in_a_frame(open_drawing: OpenEditor) -> None:
+    editor = open_drawing(is_framed=True)
+    suggestion = editor.request()[2]
     colors = [
         locator.evaluate("(element) => getComputedStyle(element).color") for locator in (editor.text, editor.ghost)
     ]
     assert colors[0] != colors[1]
-    caret, item = editor.ghost.bounding_box(), editor.items.first.bounding_box()
-    assert caret
-    assert item
-    assert item["y"] >= caret["y"]
+    item = box(editor.items.first)
+    assert item["y"] >= box(editor.ghost)["y"]
     assert item["width"] > 150  # not squeezed between the caret and the edge of the frame, which is 300 pixels wide
     editor.items.nth(2).click()
     assert editor.value.removeprefix(OPENING).strip() == suggestion
@@ -342,19 +290,15 @@ def test_an_editor_in_a_frame(open_editor: Callable[..., EditorPage], name: str)
     assert editor.value.endswith("Then")
 
 
-@each_editor
-def test_a_suggestion_of_two_lines(open_editor: Callable[..., EditorPage], name: str) -> None:
+def test_a_suggestion_of_two_lines(open_each: OpenEditor) -> None:
     """The response is a stand-in: no seed of the model yields a line break in every version."""
-    editor = open_editor(name)
+    editor = open_each()
     answer_with(editor.page, " fell silent.\nThen he spoke.")
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    expect(editor.items).to_have_count(1)
-    editor.page.wait_for_timeout(READING_MS)
+    editor.request(num_listed=1)
     editor.press("Enter")
     accepted = f"{OPENING} fell silent.\nThen he spoke."
     assert editor.value.rstrip() == accepted
-    if name == "prosemirror":
+    if editor.name == "prosemirror":
         expect(editor.text.locator("p")).to_have_count(2)
     editor.page.keyboard.type("Again")
     editor.press("Control+z")

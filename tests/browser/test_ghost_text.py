@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
-from tests.browser.editor_pages import EditorPage, each_editor
+from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with, box
+from tests.browser.editor_pages import EditorPage
 from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
+OpenEditor = Callable[..., EditorPage]
 BEFORE = "We write because the kitchen tap in the flat has been dri"
 GHOST = "pping since Monday, and nobody has come to look at it or answered any of our letters"
 # The height of each letter, with a mark where a line begins within a word.
@@ -46,20 +47,16 @@ def test_ghost_text_wraps_in_the_column_and_moves_the_text_below(open_page: Open
     answer_with(editor.page, GHOST)
     editor.type(BEFORE)
     until(lambda: editor.ghost_text == GHOST, PATIENCE_S, "ghost text")
-    box = editor.ghost.bounding_box()
-    line, below = (editor.text.locator(".cm-line").nth(number).bounding_box() for number in (0, 1))
-    assert box
-    assert line
-    assert below
-    assert line["x"] < box["x"] < box["x"] + box["width"] < line["x"] + line["width"]
-    assert box["y"] + box["height"] <= below["y"] + 1
+    ghost = box(editor.ghost)
+    line, below = (box(editor.text.locator(".cm-line").nth(number)) for number in (0, 1))
+    assert line["x"] < ghost["x"] < ghost["x"] + ghost["width"] < line["x"] + line["width"]
+    assert ghost["y"] + ghost["height"] <= below["y"] + 1
     editor.page.wait_for_timeout(MIN_VISIBLE_MS)
     assert_still(editor.page, editor.text)
 
 
-@pytest.mark.parametrize("name", ["codemirror", "prosemirror"])
-def test_in_other_editors_no_letter_changes_its_line(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live")
+def test_in_other_editors_no_letter_changes_its_line(open_drawing: OpenEditor) -> None:
+    editor = open_drawing(mode="live")
     answer_with(editor.page, GHOST)
     editor.type(BEFORE)
     expect(editor.ghost).to_have_text(GHOST)
@@ -80,15 +77,12 @@ def test_the_list_has_alternatives_to_the_ghost_text_only(open_page: OpenPage) -
     expect(editor.chosen).to_have_text("Alt 2Smith, he")
 
 
-@each_editor
-def test_the_lists_of_other_editors_have_alternatives_too(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live")
-    answer_with(editor.page, " 3.", " a letter")
-    editor.type("He wrote")
-    editor.wait_for_unasked()
+def test_the_lists_of_other_editors_have_alternatives_too(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live")
+    editor.type_before("He wrote", " 3.", " a letter")
     answer_with(editor.page, "3.", "a letter")
     editor.page.keyboard.type(" ")
-    expect(editor.items).to_have_text(["3.", "a letter"] if name == "textarea" else ["a letter"])
+    expect(editor.items).to_have_text(["3.", "a letter"] if editor.name == "textarea" else ["a letter"])
 
 
 def test_a_line_break_that_an_input_method_inserts_is_one(editor: Editor) -> None:

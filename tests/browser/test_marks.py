@@ -1,4 +1,4 @@
-"""Marks around a word: what replaces an accepted comma, suggestions before closing marks, lists, and emphasis."""
+"""Marks around a word: suggestions before closing marks, lists, and emphasis."""
 
 from __future__ import annotations
 
@@ -9,20 +9,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
-from tests.browser.editor_pages import EditorPage, each_editor
+from tests.browser.editor_pages import EditorPage
 
-
-@each_editor
-def test_a_mark_replaces_an_accepted_comma(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live")
-    answer_with(editor.page, " water, and more")
-    editor.type("The")
-    editor.wait_for_unasked()
-    editor.press("Alt+ArrowRight")
-    editor.page.keyboard.type(";")
-    assert editor.value == "The water;"
-    editor.press("Control+z")
-    assert editor.value == "The water, "
+OpenEditor = Callable[..., EditorPage]
 
 
 def test_suggestions_before_a_closing_mark(open_page: Callable[..., Editor]) -> None:
@@ -38,12 +27,11 @@ def test_suggestions_before_a_closing_mark(open_page: Callable[..., Editor]) -> 
     assert editor.value == f'He looked at her and said that he did not{ghost}"'
 
 
-@each_editor
-def test_words_before_a_bracket_that_the_editor_closed(open_editor: Callable[..., EditorPage], name: str) -> None:
-    editor = open_editor(name, mode="live")
+def test_words_before_a_bracket_that_the_editor_closed(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live")
     answer_with(editor.page, " fond of it")
     editor.type("The old man (who was ver")
-    if name != "codemirror":  # it closes brackets by itself
+    if editor.name != "codemirror":  # it closes brackets by itself
         editor.page.keyboard.type(")")
         editor.press("ArrowLeft")
     editor.page.keyboard.type("y")
@@ -53,7 +41,9 @@ def test_words_before_a_bracket_that_the_editor_closed(open_editor: Callable[...
     editor.press("Tab")
     assert editor.value == "The old man (who was very fond of it)"
     editor.page.keyboard.type(")")
-    assert editor.value.removesuffix(")") == "The old man (who was very fond of it" + ")" * (name != "codemirror")
+    assert editor.value.removesuffix(")") == "The old man (who was very fond of it" + ")" * (
+        editor.name != "codemirror"
+    )
 
 
 # Before and after a key: `|` is the caret, `«` and `»` enclose the selection, `¶` breaks lines.

@@ -6,16 +6,16 @@ import json
 import re
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, SURE, Editor, answer_with
-from tests.browser.editor_pages import EditorPage, each_editor
+from tests.browser.editor_pages import EditorPage
 from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
+OpenEditor = Callable[..., EditorPage]
 OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}
 
 
@@ -46,58 +46,19 @@ def test_a_pause_lists_the_other_ideas(open_page: OpenPage) -> None:
     assert editor.value.split() == [*before.split(), *ideas[1].split()]
 
 
-def test_an_idea_stays_while_it_is_typed(open_page: OpenPage) -> None:
-    editor = open_page(mode="normal")
-    # Words that were on show stay if no idea continues them; then the writer goes on.
-    for text in (SURE, " the children who", " lived near the river,", " and said that", " it was"):
-        editor.type(text)
-        with suppress(AssertionError):
-            until(lambda: len(editor.ghost_text) > 6, 5, "an idea")
-            break
-    ghost = editor.ghost_text
-    assert len(ghost) > 6
-    num_requests = len(editor.requests)
-    for index, letter in enumerate(ghost[:5], 1):
-        editor.page.keyboard.type(letter)
-        assert editor.ghost_text == ghost[index:]
-    assert len(editor.requests) == num_requests
-
-
-def test_an_idea_that_comes_late_leaves_the_writers_choice(open_page: OpenPage) -> None:
-    """All answers are stand-ins, because the idea must continue the second of two sure predictions."""
-    editor = open_page(mode="eager")
-    answer_with(editor.page, " head", " finger")
-    held: list[Route] = []
-
-    def hold_ideas(route: Route) -> None:
-        is_idea = (route.request.post_data_json or {}).get("strategy") != "predict"
-        held.append(route) if is_idea else route.fallback()
-
-    editor.page.route("**/autocomplete", hold_ideas)
-    editor.type(SURE)
-    until(lambda: editor.ghost_text and held, PATIENCE_S, "the request for an idea")
-    expect(editor.list).to_be_visible()
-    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
-    editor.press("Alt+ArrowDown")
-    ghost = editor.ghost_text
-    sentence = {"value": f"{ghost} again", "seed": 1}
-    with editor.page.expect_response("**/autocomplete"):
-        held[0].fulfill(json={"id": "1", "sentences": [sentence]})
-    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
-    assert editor.ghost_text == ghost
-    editor.press("Enter")
-    assert editor.value == f"{SURE}{ghost} "
-
-
 def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
     editor = open_page(mode="eager")
+    clock = editor.page.clock
+    clock.install()
     editor.type(SURE)
     until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
     editor.press("Escape")
     for text in ("rest for 5 s", "rest for 3 s"):
         expect(editor.status).to_contain_text(text)
+        clock.run_for(2000)
     num_requests = len(editor.requests)
     editor.type(" the")
+    clock.run_for(2000)
     expect(editor.status).not_to_contain_text("rest")
     assert (editor.ghost_text, len(editor.requests)) == ("", num_requests)
     editor.type(" sea")
@@ -106,21 +67,21 @@ def test_a_rest_ends_by_itself(open_page: OpenPage) -> None:
 
 def test_an_idea_comes_in_a_document_that_is_opened_once(open_page: OpenPage) -> None:
     editor = open_page(mode="normal")
+    answer_with(editor.page, " and more")
+    editor.page.clock.install()
     editor.type(SURE)
     for name in ("New document", "The old man", "New document", "The old man"):
         editor.page.get_by_role("button", name="Documents").click()
         editor.page.locator("#documents").get_by_role("button", name=name).first.click()
-        editor.page.wait_for_timeout(2500)
+        stand_still(editor.page)
     assert [body["context"] for body in editor.ideas] == [SURE]
     assert editor.value == SURE
 
 
-@each_editor
-def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(
-    open_editor: Callable[..., EditorPage], name: str
-) -> None:
-    editor = open_editor(name, mode="live")
+def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(open_each: OpenEditor) -> None:
+    editor = open_each(mode="live")
     answer_with(editor.page, " and more")
+    editor.page.clock.install()
     bodies: list[dict[str, Any]] = []
     editor.page.on("request", lambda request: bodies.append(json.loads(request.post_data or "{}")))
     editor.type("The old man\nThe sea x")
@@ -135,9 +96,16 @@ def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(
         if "y" in keys:
             editor.page.get_by_role("button").focus()
             editor.text.focus()
-        editor.page.wait_for_timeout(2000)
+        stand_still(editor.page)
     ideas = [body["context"] for body in bodies if body.get("strategy") == "idea" and "stream" not in body]
     assert ideas == ["The old man\nThe sea ", "The old man", "The old man\nThe sea y"]
+
+
+def stand_still(page: Page) -> None:
+    """Let the page's time pass, for longer than until an idea is requested, and the answer arrive."""
+    page.wait_for_timeout(100)
+    page.clock.run_for(2500)
+    page.wait_for_timeout(100)
 
 
 def test_ten_quick_tabs_accept_or_do_nothing(open_page: OpenPage) -> None:
@@ -181,9 +149,10 @@ def test_an_error_stays_until_a_request_succeeds(open_page: OpenPage) -> None:
 
 def test_undo_goes_back_by_pauses(editor: Editor) -> None:
     sentences = ["It was late.", " She slept.", " He did not."]
+    editor.page.clock.install()
     for sentence in sentences:
         editor.type(sentence)
-        editor.page.wait_for_timeout(900)
+        editor.page.clock.run_for(900)
     for end in (2, 1, 0):
         editor.press("Control+z")
         assert editor.value == "".join(sentences[:end])

@@ -11,6 +11,7 @@ from tests.browser.driver import Editor
 from tests.browser.editor_pages import QUIET_MS, EditorPage
 from tests.browser.test_live import type_until_shown
 
+OpenEditor = Callable[..., EditorPage]
 CODE = "```\nThe old man looked at"
 
 
@@ -33,7 +34,7 @@ def test_code_has_suggestions_only_when_asked_or_switched_on(open_page: Callable
 
 
 @pytest.mark.parametrize("name", ["textarea", "codemirror"])
-def test_the_adapters_know_code(open_editor: Callable[..., EditorPage], name: str) -> None:
+def test_the_adapters_know_code(open_editor: OpenEditor, name: str) -> None:
     editor = open_editor(name, mode="live")
     editor.type(CODE)
     editor.page.wait_for_timeout(QUIET_MS)
@@ -43,7 +44,7 @@ def test_the_adapters_know_code(open_editor: Callable[..., EditorPage], name: st
     editor.wait_for_unasked()
 
 
-def test_prosemirror_has_code_blocks(open_editor: Callable[..., EditorPage]) -> None:
+def test_prosemirror_has_code_blocks(open_editor: OpenEditor) -> None:
     editor = open_editor("prosemirror", mode="live")
     editor.text.click()
     editor.press("F5")  # makes the paragraph a block of code

@@ -138,6 +138,38 @@ def test_an_idea_replaces_a_fragment_that_was_left_standing(
     assert run_program(npm_package, program) == expected
 
 
+def test_an_idea_stays_while_it_is_typed(npm_package: NpmPackage) -> None:
+    program = """
+    answer = (strategy) => (strategy === "predict" ? [] : [[" old man was gone.", 9]]);
+    await type("The", 3000);
+    const num = predictions.length, ghosts = [];
+    for (const letter of " old") await type(letter, 2000), ghosts.push(ghost());
+    print([ghosts, predictions.length - num, ideas.length]);
+    """
+    ghosts = ["old man was gone.", "ld man was gone.", "d man was gone.", " man was gone."]
+    assert run_program(npm_package, program) == [ghosts, 0, 1]
+
+
+def test_at_a_pause_ideas_come_and_stay_while_they_are_typed(npm_package: NpmPackage) -> None:
+    """In the mode `pauses`. What none of them agrees with closes them, and the next pause brings others."""
+    program = """
+    completer.mode = "pauses";
+    answer = () => [[" and the sea", 9], [" of it", 9]];
+    for (const letter of "The old man") await type(letter, 60 + 30 * (text.length % 3));
+    const numEarly = ideas.length, ghosts = [];
+    await run(500);
+    for (const letter of " and") await type(letter, 1200), ghosts.push(ghost());
+    text = text.slice(0, -1), completer.changed({ inputType: "deleteContentBackward" }), ghosts.push(ghost());
+    const num = ideas.length;
+    await type("~");
+    const numLeft = shown().length;
+    await run(500);
+    print([numEarly, num, ghosts, numLeft, ideas.length]);
+    """
+    ghosts = ["and the sea", "nd the sea", "d the sea", " the sea", "d the sea"]
+    assert run_program(npm_package, program) == [0, 1, ghosts, 0, 2]
+
+
 # The first answer comes for "a", the second for "ab".
 ALTERNATIVES = """
 completer.minUsefulness = 2;

@@ -168,18 +168,21 @@ def test_a_chord_that_types_a_character_is_the_editors(npm_package: NpmPackage) 
 
 
 # What is composed letter by letter; after an arrow, what it is converted to. Where it stands, each letter requests.
+# After a bar, letters are deleted, which requests nothing.
 COMPOSED = """
-t th the; é ét été; d don don’t; м мо море; य यह; th thé
+t th the; é ét été; d don don’t; м мо море; य यह; th thé; t th the | th t
 に にほ にほん → 日本; ｎ に → 二; ニ ニホ → ニホ; ㅎ 하 한 → 한; ㄋ ㄋㄧ → 你; 你 你好 → 你好
 """
-# Keys of a keyboard on Windows and Linux, and on a Mac: Pinyin is Latin letters until it is converted.
-KEYS = ["Process", "n"]
+# Keys of a keyboard on Windows and Linux, and on a Mac: Pinyin is Latin letters until it is converted. Those of a touch
+# screen have no place.
+KEYS = [["Process", "KeyN"], ["n", "KeyN"]]
+TOUCH_KEY = ["Unidentified", ""]
 COMPOSE = """
 const requested = [];
-for (const [letters, converted, key] of COMPOSED) {
+for (const [letters, converted, [key, code]] of COMPOSED) {
   begin("The sea ");
   for (const each of letters) {
-    if (key) press(key, { code: "KeyN", keyCode: 229 });
+    if (key) press(key, { code, keyCode: 229 });
     await compose(each);
   }
   const numComposed = predictions.length;
@@ -191,13 +194,35 @@ print(requested);
 
 
 def test_composed_letters_request_predictions_unless_they_will_be_converted(npm_package: NpmPackage) -> None:
-    cases: list[tuple[list[str], str, str]] = [(["n", "ni", "ni h"], "你好", key) for key in KEYS]
+    cases: list[tuple[list[str], str, list[str]]] = [(["n", "ni", "ni h"], "你好", key) for key in KEYS]
+    expected = [[0, 1] for _ in KEYS]
     for case in re.split("; |\n", COMPOSED.strip()):
         letters, _, converted = case.partition(" → ")
-        cases.append((letters.split(), converted, ""))
+        inserted, _, deleted = letters.partition(" | ")
+        cases.append(([*inserted.split(), *deleted.split()], converted, []))
+        expected.append([0, 1] if converted else [len(inserted.split()), 0])
+    cases += [(["t", "th"], "", TOUCH_KEY), (["t", "te", "teh"], "the", [])]  # the last is corrected at its end
+    expected += [[2, 0], [3, 1]]
     requested = run_program(npm_package, COMPOSE.replace("COMPOSED", json.dumps(cases)))
-    for (texts, converted, _), numbers in zip(cases, requested, strict=True):
-        assert numbers == ([0, 1] if converted else [len(texts), 0]), texts
+    for case, numbers, each in zip(cases, requested, expected, strict=True):
+        assert numbers == each, case
+
+
+def test_letters_that_were_converted_once_are_converted_again(npm_package: NpmPackage) -> None:
+    """A touch keyboard for Pinyin is recognised after its first word, and one for Latin text likewise."""
+    program = """
+    begin("The sea ");
+    const requested = [];
+    for (const [letters, committed] of [[["ni"], "你"], [["h", "hao"], "hao"], [["t", "th"], "th"]]) {
+      const num = predictions.length;
+      for (const each of letters) await compose(each);
+      requested.push(predictions.length - num);
+      await commit(committed);
+      await type(" ", 100);
+    }
+    print(requested);
+    """
+    assert run_program(npm_package, program) == [1, 0, 2]
 
 
 CLOSING = ['"', ")", "**", ".", "”)", "'.", "_", "]]", "$"]
