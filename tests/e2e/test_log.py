@@ -59,8 +59,8 @@ class LoggedTercet(Tercet):
 
 
 @contextmanager
-def logging_to(base: Path, stream: int | None) -> Iterator[LoggedTercet]:
-    tercet = LoggedTercet(base, **SETTINGS)
+def logging_to(base: Path, stream: int | None, **settings: str) -> Iterator[LoggedTercet]:
+    tercet = LoggedTercet(base, **SETTINGS, **settings)
     try:
         tercet.start_with(stream)
         tercet.wait_until_warm()

@@ -19,7 +19,7 @@ def serve_with_a_log_that_is_not_read(context: Context, findings: Findings) -> N
     """R34. Standard output and error are a pipe that is full before the start, and stays so through a reload."""
     reader, writer = os.pipe()
     os.write(writer, b"\n" * PIPE_BYTES)
-    with logging_to(context.directory(), writer) as tercet:
+    with logging_to(context.directory(), writer, models="embedded*2") as tercet:
         load = Load(tercet.port, NUM_CLIENTS)
         with load.running():
             load.wait_for(context.amount(20, 2000), timeout_s=600)
