@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
@@ -51,38 +51,22 @@ def test_the_limit_holds_with_many_threads() -> None:
         pass
 
 
-def test_a_newer_request_of_a_session_cancels_the_older() -> None:
+@pytest.mark.parametrize(("first", "second", "is_late"), [(0, 0, False), (2, 3, False), (2, 0, False), (2, 1, True)])
+def test_the_newer_of_two_requests_of_a_session_cancels_the_older_and_a_late_one_is_refused(
+    first: int, second: int, is_late: bool
+) -> None:
+    """A browser sends both within milliseconds, on two connections. One without a number is the newest."""
     sessions = Sessions()
-    older, newer, newest = (RequestContext(make_spec(session="s")) for _ in range(3))
-    with sessions.superseding(older):
+    older, newer, newest = (RequestContext(make_spec(session="s", sequence=number)) for number in (first, second, 4))
+    with ExitStack() as stack:
+        stack.enter_context(sessions.superseding(older))
         assert older.cancel_reason is None
-        with sessions.superseding(newer):
-            assert isinstance(older.cancel_reason, Superseded)
-            assert older.is_over
-        assert newer.cancel_reason is None
-        with sessions.superseding(newest):
-            assert newer.cancel_reason is None  # its block had ended
-
-
-def test_a_request_that_arrives_after_a_newer_one_is_refused() -> None:
-    """A browser sends both within milliseconds, on two connections."""
-    sessions = Sessions()
-    newer, late, newest = (RequestContext(make_spec(session="s", sequence=number)) for number in (2, 1, 3))
-    with sessions.superseding(newer):
-        with pytest.raises(Superseded), sessions.superseding(late):
-            pass
-        assert newer.cancel_reason is None
-        with sessions.superseding(newest):
-            assert isinstance(newer.cancel_reason, Superseded)
-            assert newest.cancel_reason is None
-
-
-def test_a_request_without_a_number_is_the_newest_when_it_arrives() -> None:
-    sessions = Sessions()
-    numbered, unnumbered = (RequestContext(make_spec(session="s", sequence=number)) for number in (2, 0))
-    with sessions.superseding(numbered), sessions.superseding(unnumbered):
-        assert isinstance(numbered.cancel_reason, Superseded)
-        assert unnumbered.cancel_reason is None
+        with pytest.raises(Superseded) if is_late else nullcontext():
+            stack.enter_context(sessions.superseding(newer))
+        assert isinstance(older.cancel_reason, Superseded) == older.is_over == (not is_late)
+        stack.enter_context(sessions.superseding(newest))
+        assert isinstance((older if is_late else newer).cancel_reason, Superseded)
+        assert newest.cancel_reason is None
 
 
 def test_the_end_of_the_older_request_leaves_the_newer_registered() -> None:

@@ -69,21 +69,16 @@ def read_lines(client: SlotClient, *, attempt: int = 1, timeout_s: float = 5.0) 
     return [line for batch in call.lines() for line in batch]
 
 
-def test_the_request_carries_the_branch_and_its_id(short_path: Path) -> None:
+def test_the_request_carries_the_branch_and_lines_are_whole_whatever_the_chunks(short_path: Path) -> None:
     sent = GenerateRequest(prompt="a", seed=7, request_id="r-1")
-    with worker(short_path, sends(HEAD, line(Accepted()), line(DONE), END)) as (client, server):
+    whole = msgspec.json.encode(Accepted()) + b"\n" + msgspec.json.encode(DONE) + b"\n"
+    pieces = [chunk(whole[at : at + 7]) for at in range(0, len(whole), 7)]
+    with worker(short_path, sends(HEAD, *pieces, END)) as (client, server):
         assert list(client.call(sent, time.monotonic() + 5).lines()) == [[DONE]]
     head, _, body = server.requests[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /generate HTTP/1.1\r\n")
     assert b"x-request-id: r-1" in head.lower()
     assert msgspec.json.decode(body, type=GenerateRequest) == sent
-
-
-def test_lines_are_whole_whatever_the_chunks(short_path: Path) -> None:
-    whole = msgspec.json.encode(Accepted()) + b"\n" + msgspec.json.encode(DONE) + b"\n"
-    pieces = [chunk(whole[at : at + 7]) for at in range(0, len(whole), 7)]
-    with worker(short_path, sends(HEAD, *pieces, END)) as (client, _):
-        assert read_lines(client) == [DONE]
 
 
 def response(body: bytes, status: int = 200) -> bytes:

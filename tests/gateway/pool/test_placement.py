@@ -82,19 +82,14 @@ def test_of_several_revisions_the_one_with_the_larger_wave_or_the_lower_load_is_
     assert place_on_one_revision([[entry(0, 2, ms=1)], [entry(1, 1, ms=4)]], 1, "auto") == [0]
 
 
-def test_requests_without_a_document_have_no_slot() -> None:
-    affinity = DocumentAffinity()
-    affinity.remember(None, 1)
-    assert affinity.slot_of(None) is None
-
-
 def test_the_least_recently_used_document_is_forgotten() -> None:
     affinity = DocumentAffinity(max_documents=2)
     affinity.remember(1, 0)
     affinity.remember(2, 0)
     affinity.remember(1, 1)
     affinity.remember(3, 0)
-    assert [affinity.slot_of(document) for document in (1, 2, 3)] == [1, None, 0]
+    affinity.remember(None, 1)
+    assert [affinity.slot_of(document) for document in (1, 2, 3, None)] == [1, None, 0, None]
 
 
 @pytest.mark.parametrize(
