@@ -25,7 +25,7 @@ from gateway.generation.request import (
     GenerationSpec,
     TokenDelta,
 )
-from gateway.generation.trimming import CHAT_VOICE, is_alike, rejection_reason, repeats_run, trim
+from gateway.generation.trimming import CHAT_VOICE, Trimmer, is_alike, rejection_reason, repeats_run
 from shared.errors import DeadlineExceeded, InvalidRequest, NoCompletion, PromptTooLong, TercetError
 from shared.protocol import Done
 from shared.text import NOT_TEXT, expected_keys
@@ -87,6 +87,10 @@ class SelectionPolicy:
     is_idea: bool = False
     rejects_chat: bool = False
     min_familiarity: float | None = None
+
+    def trimmer(self) -> Trimmer:
+        """A new trimmer of a completion."""
+        return Trimmer(self.length, self.prompt, keeps_partial_word=self.keeps_greedy_text, is_idea=self.is_idea)
 
 
 def selection_policy(spec: GenerationSpec, similarity: float, length: int | None = None) -> SelectionPolicy:
@@ -295,16 +299,7 @@ def trim_completion(done: Done, policy: SelectionPolicy) -> str:
     """A completion's text, trimmed by the policy's length, unless it is verbatim or the worker has trimmed it."""
     if policy.is_verbatim or policy.fills_gap or policy.min_usefulness is not None:
         return done.text
-    ends = done.ends[done.num_typed_tokens :]
-    return trim(
-        done.text,
-        ends,
-        policy.length,
-        done.finish_reason,
-        policy.prompt,
-        keeps_partial_word=policy.keeps_greedy_text,
-        is_idea=policy.is_idea,
-    )
+    return policy.trimmer().trim(done.text, done.ends[done.num_typed_tokens :], done.finish_reason)
 
 
 def _suggestion(result: BranchResult, text: str) -> Suggestion:

@@ -23,7 +23,6 @@ from gateway.generation.selection import (
     deadline_failure,
     trim_completion,
 )
-from gateway.generation.trimming import Trimmer
 from shared.protocol import Token
 from shared.text import NOT_TEXT
 
@@ -128,14 +127,14 @@ class _CleanedStream:
     def __init__(self, policy: SelectionPolicy) -> None:
         self._policy = policy
         self._attempt = 0
-        self._trimmer = self._new_trimmer()
+        self._trimmer = self._policy.trimmer()
         self._sent = ""
 
     def feed(self, delta: TokenDelta) -> TextDelta | None:
         """What to send after these tokens. A retry sends nothing until it is past what was sent before."""
         if delta.attempt != self._attempt:
             self._attempt = delta.attempt
-            self._trimmer = self._new_trimmer()
+            self._trimmer = self._policy.trimmer()
         for token in delta.tokens:
             self._trimmer.feed(token.text)
         text = self._advance(self._trimmer.text)
@@ -153,10 +152,6 @@ class _CleanedStream:
         if not text.startswith(self._sent):
             return _diverged(result), ""
         return result, self._advance(text)
-
-    def _new_trimmer(self) -> Trimmer:
-        own = self._policy
-        return Trimmer(own.length, own.prompt, keeps_partial_word=own.keeps_greedy_text, is_idea=own.is_idea)
 
     def _advance(self, text: str) -> str:
         # What has characters that are none will be rejected.

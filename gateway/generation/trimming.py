@@ -132,8 +132,8 @@ class Trimmer:
         self._ends.append(len(self._text))
         return self._finalize(self._safe_end()) if token_text else ""
 
-    def feed_all(self, text: str, ends: Sequence[int]) -> None:
-        """Add all tokens at once, instead of by `feed`. The same text becomes final.
+    def trim(self, text: str, ends: Sequence[int], finish_reason: str) -> str:
+        """A whole completion, trimmed, instead of token by token by `feed`. The same text becomes final.
 
         Args:
             ends: where each token ends in the text, in characters.
@@ -141,6 +141,8 @@ class Trimmer:
         self._add(text[: ends[-1]] if ends else "")
         self._ends = [min(end, len(self._text)) for end in ends]
         self._finalize(self._safe_end())
+        self.finish(finish_reason)
+        return self.text
 
     def finish(self, finish_reason: str) -> str:
         """End the completion. Returns the text that became final."""
@@ -229,28 +231,6 @@ class Trimmer:
         is_end = is_end and not _ABBREVIATION.search(self._text[: found.end()])
         self._has_end |= is_end
         return is_end
-
-
-def trim(
-    text: str,
-    ends: Sequence[int],
-    length: int,
-    finish_reason: str,
-    prompt: str = "",
-    *,
-    keeps_partial_word: bool = False,
-    is_idea: bool = False,
-) -> str:
-    """A whole completion, trimmed.
-
-    Args:
-        ends: where each token ends in `text`, in characters.
-        length, prompt, keeps_partial_word, is_idea: as in `Trimmer`.
-    """
-    trimmer = Trimmer(length, prompt, keeps_partial_word=keeps_partial_word, is_idea=is_idea)
-    trimmer.feed_all(text, ends)
-    trimmer.finish(finish_reason)
-    return trimmer.text
 
 
 def rejection_reason(text: str, prompt: str) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation.trimming import Trimmer, is_alike, rejection_reason, trim
+from gateway.generation.trimming import Trimmer, is_alike, rejection_reason
 from tests.gateway.generation.references import is_alike_reference, rejection_reference
 from tests.gateway.generation.stubs import token_texts
 
@@ -19,7 +19,8 @@ def trimmed(
     text: str, length: int = 0, reason: str = "length", prompt: str = "", *, keeps_partial_word: bool = False
 ) -> str:
     ends = token_ends(token_texts(text))
-    return trim(text, ends, length or len(ends), reason, prompt, keeps_partial_word=keeps_partial_word)
+    trimmer = Trimmer(length or len(ends), prompt, keeps_partial_word=keeps_partial_word)
+    return trimmer.trim(text, ends, reason)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_greedy_text_keeps_its_marks_and_its_last_word() -> None:
     ],
 )
 def test_an_idea_ends_with_a_sentence_or_a_clause(text: str, length: int, expected: str) -> None:
-    assert trim(text, token_ends(token_texts(text)), length, "length", is_idea=True) == expected
+    assert Trimmer(length, is_idea=True).trim(text, token_ends(token_texts(text)), "length") == expected
 
 
 @pytest.mark.parametrize("reason", ["eos", "stop"])
@@ -112,8 +113,8 @@ def test_a_completion_without_a_whole_word_is_kept_on_request() -> None:
 
 
 def test_tokens_past_the_length_only_complete_a_word() -> None:
-    assert trim("vable story it is", [4, 5, 11, 14, 17], 1, "length") == "vable"
-    assert trim(" a story it is", [2, 8, 11, 14], 2, "length") == " a story"
+    assert Trimmer(1).trim("vable story it is", [4, 5, 11, 14, 17], "length") == "vable"
+    assert Trimmer(2).trim(" a story it is", [2, 8, 11, 14], "length") == " a story"
 
 
 TOKENS = st.lists(st.sampled_from([*"abCD .,!-'3é海—“”", '"', "  ", "\n", "Mr.", " the"]), max_size=5).map("".join)
@@ -136,7 +137,8 @@ def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
         assert "".join(released) == trimmer.text
     released.append(trimmer.finish(reason))
     whole = "".join(texts)
-    assert "".join(released) == trimmer.text == trim(whole, token_ends(texts), length, reason, prompt, is_idea=is_idea)
+    trimmed_at_once = Trimmer(length, prompt, is_idea=is_idea).trim(whole, token_ends(texts), reason)
+    assert "".join(released) == trimmer.text == trimmed_at_once
     assert whole.startswith(trimmer.text)
     assert trimmer.text == trimmer.text.rstrip()
 
