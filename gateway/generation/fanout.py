@@ -189,10 +189,12 @@ class Fanout:
                     return BranchFailure(branch.index, failure.code, failure.detail)
                 done = self._traced_call(context, branch, slot, attempts.number, after_delivery)
             except BranchError as error:
+                self._branch_counter(str(slot), error.code).inc()
                 pause_s = self._pause_after(error, context, slot, attempts)
                 if pause_s is None:
                     return BranchFailure(branch.index, error.code, error.detail)
             else:
+                self._branch_counter(str(slot), "ok").inc()
                 duration_s = time.monotonic() - attempts.started_at
                 return BranchResult(branch.index, branch.seed, slot, context.spec.model, done, duration_s)
             finally:
@@ -256,25 +258,18 @@ class Fanout:
     def _traced_call(
         self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, after_delivery: ExitStack
     ) -> Done:
-        outcome, spec = "ok", context.spec
-        try:
-            if self._tracing is None or not context.traceparent:
-                return self._call(context, branch, slot, attempt, "", after_delivery)
-            with self._tracing.start(
-                "branch",
-                context.traceparent,
-                "client",
-                branch=branch.index,
-                attempt=attempt,
-                slot=slot,
-                model=spec.model,
-            ) as span:
-                return self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
-        except BranchError as error:
-            outcome = error.code
-            raise
-        finally:
-            self._branch_counter(str(slot), outcome).inc()
+        if self._tracing is None or not context.traceparent:
+            return self._call(context, branch, slot, attempt, "", after_delivery)
+        with self._tracing.start(
+            "branch",
+            context.traceparent,
+            "client",
+            branch=branch.index,
+            attempt=attempt,
+            slot=slot,
+            model=context.spec.model,
+        ) as span:
+            return self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
 
     def _call(
         self,
