@@ -16,7 +16,7 @@ import structlog
 from falcon import testing
 
 from shared.errors import ShuttingDown
-from shared.protocol import GenerateRequest, State
+from shared.protocol import GenerateRequest
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.exposition import samples, total
 from tests.gateway.generation.stubs import Refusal, Step, completion, hang
@@ -73,15 +73,6 @@ def test_a_full_queue_refuses_its_owner_before_the_body_is_read(make_api: MakeAp
         body = {"context": "a", "n": 1, "max_time": 0.3}
         assert api.post("/autocomplete", body, extras={"REMOTE_ADDR": "10.0.0.2"}).status_code == 504
     assert sorted(request.result().json["code"] for request in requests) == ["overloaded", "shutting_down"]
-
-
-def test_a_model_without_workers_refuses_before_the_body_is_read(make_api: MakeApi) -> None:
-    api = make_api(quick)
-    api.pool.admission.update(0, State(state="failed", reason="it has no weights"))
-    response = api.post("/autocomplete", "not an object")
-    assert (response.status_code, response.json["code"]) == (503, "not_ready")
-    assert "it has no weights" in response.json["detail"]
-    assert num_refused(api, "not_ready") == 1
 
 
 def test_a_request_that_failed_is_no_refusal(make_api: MakeApi) -> None:

@@ -372,7 +372,7 @@ def test_the_owner_is_the_key_or_else_the_address(
 def test_a_completion_that_would_be_refused_is_refused_from_its_head(gateway: Gateway) -> None:
     for slot in range(3):
         gateway.admission.update(slot, State(state="failed", reason="no such file"))
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady, match="no such file"):
         arrival(gateway, "POST /autocomplete")
     assert arrival(gateway, "GET /autocomplete")[0] is Work.READS
     gateway.app.cancel_all(ShuttingDown("The server is shutting down."))
