@@ -119,6 +119,7 @@ def test_a_text_ends_with_its_client_or_with_the_server(
     worker.is_held.clear()
     if is_waiting:
         start(threads, tokenizer, LONG, "a")
+        until(lambda: worker.num_running == 1, 5, "the text before it in the worker")
     hangups: list[Callable[[], None]] = []
 
     @contextmanager
@@ -128,7 +129,7 @@ def test_a_text_ends_with_its_client_or_with_the_server(
 
     text = LONG + "text"
     future = start(threads, tokenizer, text, "b", cancelling=cancelling)
-    until(lambda: worker.num_running == 1, 5, "a text in the worker")
+    until(lambda: worker.num_running == 1 and hangups, 5, "the text in the worker, or its turn")
     if by == "client":
         hangups[0]()
     else:
