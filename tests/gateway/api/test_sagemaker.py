@@ -16,10 +16,15 @@ from tests.gateway.conftest import MakeGateway
 from tests.gateway.generation.stubs import Refusal, Step, completion
 
 SAGEMAKER = {"sagemaker": "1", "hosts": "*"}
+LINES = "application/jsonlines"
 
 
 def respond(request: GenerateRequest) -> Iterator[Step]:
     yield from completion(request, f" said {request.seed % 1000}", logprob=-1.0 - request.seed % 1000)
+
+
+def send(api: Api, media_type: str, body: bytes) -> testing.Result:
+    return api.request("POST", "/invocations", body=body, headers={"Content-Type": media_type})
 
 
 @pytest.fixture
@@ -43,12 +48,16 @@ def test_only_two_routes_exist_and_need_no_key(make_gateway: MakeGateway, tmp_pa
     assert make_gateway().client.simulate_post("/invocations", json={}).status_code == 404
 
 
-def test_each_body_gets_its_dialects_answer(api: Api) -> None:
-    output = api.post("/invocations", {"input": "He"}).json["output"]
-    assert [text.startswith("He said ") for text in output] == [True] * 3
-    assert api.post("/invocations", {"inputs": "He"}).json[0]["generated_text"].startswith(" said")
-    assert api.post("/invocations", {"prompt": "He"}).json["object"] == "text_completion"
-    assert api.post("/invocations", {"context": "He", "clean": False}).json["sentences"]
+def test_each_body_has_its_dialect_alone_and_as_a_line(api: Api) -> None:
+    bodies = [{"input": "He"}, {"inputs": "b"}, {"text_inputs": "d"}, {"prompt": "a"}, {"context": "e", "clean": False}]
+    lines = send(api, LINES, b"\n".join(json.dumps(body).encode() for body in bodies)).text.splitlines()
+    for answers in ([api.post("/invocations", body).json for body in bodies], [json.loads(line) for line in lines]):
+        patsnap, tgi, jumpstart, openai, own = answers
+        assert [text.startswith("He said ") for text in patsnap["output"]] == [True] * 3
+        assert tgi[0]["generated_text"].startswith(" said")
+        assert jumpstart["generated_texts"][0].startswith(" said")
+        assert openai["object"] == "text_completion"
+        assert own["sentences"]
 
 
 def test_a_list_of_inputs_gets_a_list_of_three_texts_each_likeliest_first(api: Api) -> None:
@@ -115,13 +124,6 @@ def test_custom_attributes_carry_a_session(api: Api, attributes: str, session: s
     assert {call.session for call in api.pool.workers[0].calls} == {session}
 
 
-def send(api: Api, media_type: str, body: bytes) -> testing.Result:
-    return api.request("POST", "/invocations", body=body, headers={"Content-Type": media_type})
-
-
-LINES = "application/jsonlines"
-
-
 @pytest.mark.parametrize("media_type", [LINES, "application/x-jsonlines; a=b", "application/x-ndjson"])
 def test_json_lines_are_answered_line_by_line(api: Api, media_type: str) -> None:
     for ends in (b"%s\n%s\n", b"%s\r\n%s", b"\n%s\n\n%s\n\n"):
@@ -131,16 +133,6 @@ def test_json_lines_are_answered_line_by_line(api: Api, media_type: str) -> None
         assert answer.text.endswith("\n")
         outputs = [json.loads(line)["output"] for line in answer.text.splitlines()]
         assert [texts[0][:6] for texts in outputs] == ["a said", "b said"]
-
-
-def test_each_line_has_its_dialect(api: Api) -> None:
-    bodies: list[dict[str, Any]] = [{"prompt": "a"}, {"inputs": ["b", "c"]}, {"text_inputs": "d"}, {"context": "e"}]
-    answer = send(api, "application/jsonlines", b"\n".join(json.dumps(body).encode() for body in bodies))
-    first, second, third, fourth = map(json.loads, answer.text.splitlines())
-    assert first["object"] == "text_completion"
-    assert len(second) == 2
-    assert third["generated_texts"][0].startswith(" said")
-    assert fourth["model"] == "small"
 
 
 def test_csv_is_a_list_of_inputs(api: Api) -> None:

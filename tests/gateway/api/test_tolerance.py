@@ -296,14 +296,8 @@ def test_three_completions_on_request_in_every_dialect(api: Api, sagemaker: Api)
                 assert len({one["generated_text"] for one in post(api, path, {name: 3, **sampled}).json}) == 3
     details = post(api, "/generate", {"best_of": 3, "details": True}).json["details"]
     assert len(details["best_of_sequences"]) == 2
-    body: dict[str, Any] = {
-        "inputs": "The",
-        "parameters": {"num_return_sequences": 3, "max_length": 50, "do_sample": True},
-    }
+    body = {"inputs": "The", "parameters": {"num_return_sequences": 3, "max_length": 50, "do_sample": True}}
     assert len(sagemaker.post("/invocations", body).json) == 3
-    body = {"text_inputs": "The", "num_return_sequences": 3}
-    assert len(sagemaker.post("/invocations", body).json["generated_texts"]) == 3
-    assert len(sagemaker.post("/invocations", {"input": "The"}).json["output"]) == 3
 
 
 def test_greedy_completions_of_a_text_start_with_different_tokens(api: Api) -> None:
