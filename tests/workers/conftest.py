@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from falcon import testing
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
+from tests.workers.contract import Endpoint
 from tests.workers.helpers import EMBEDDED
-from tests.workers.slots import HANGUPS, warm_service
-from workers.app import SlotApp
+from tests.workers.slots import endpoint_of, warm_service
 from workers.service import SlotService
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[testing.TestClient]:
-    with warm_service() as service:
-        yield testing.TestClient(SlotApp(service, HANGUPS))
+def client() -> Iterator[Endpoint]:
+    with warm_service() as service, endpoint_of(service) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

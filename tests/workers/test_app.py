@@ -9,27 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import falcon
-import httpx
 import pytest
 import structlog
-from falcon import testing
 
 from shared.telemetry import format_traceback
-from tests.workers.contract import STEP_MS, Endpoint, SlotContract
+from tests.workers.contract import GREEDY, PROMPT, STEP_MS, Endpoint, SlotContract, problem
 from tests.workers.helpers import EMBEDDED, PATIENCE_S, wait_until
-from tests.workers.slots import (
-    GREEDY,
-    HANGUPS,
-    PROMPT,
-    generate,
-    make_service,
-    metric,
-    open_body,
-    open_stream,
-    problem,
-    warm_service,
-)
+from tests.workers.slots import HANGUPS, endpoint_of, make_service, metric, warm_service
 from workers.app import SlotApp
 from workers.service import SlotService
 
@@ -38,7 +24,7 @@ PANIC = "a" * 48 + "! eee"
 
 
 @pytest.fixture
-def panicking(tmp_path: Path) -> Iterator[testing.TestClient]:
+def panicking(tmp_path: Path) -> Iterator[Endpoint]:
     directory = tmp_path / "panicking"
     shutil.copytree(EMBEDDED, directory)
     path = directory / "tokenizer.json"
@@ -46,13 +32,13 @@ def panicking(tmp_path: Path) -> Iterator[testing.TestClient]:
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
     values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, values["pre_tokenizer"]]}
     path.write_text(json.dumps(values))
-    with warm_service(directory=directory, source="local") as service:
-        yield testing.TestClient(SlotApp(service, HANGUPS))
+    with warm_service(directory=directory, source="local") as service, endpoint_of(service) as client:
+        yield client
 
 
-def test_a_panic_in_the_tokenizer_is_that_requests_error(panicking: testing.TestClient) -> None:
+def test_a_panic_in_the_tokenizer_is_that_requests_error(panicking: Endpoint) -> None:
     with structlog.testing.capture_logs() as logs:
-        result = panicking.simulate_post("/generate", json={"prompt": PANIC, "sampling": GREEDY})
+        result = panicking.post("/generate", prompt=PANIC, sampling=GREEDY)
     assert result.status_code == 500
     assert problem(result)["code"] == "internal_error"
     assert PANIC[:8] not in result.text
@@ -60,7 +46,7 @@ def test_a_panic_in_the_tokenizer_is_that_requests_error(panicking: testing.Test
     logged = format_traceback((type(event["exc_info"]), event["exc_info"], event["exc_info"].__traceback__))
     assert "pyo3_runtime.PanicException" in logged
     assert PANIC[:8] not in logged
-    assert generate(panicking, prompt=PROMPT, sampling=GREEDY)[-1]["event"] == "done"
+    assert panicking.generate(prompt=PROMPT, sampling=GREEDY)[-1]["event"] == "done"
 
 
 # Answers -----------------------------------------------------------------------------------------
@@ -74,24 +60,24 @@ def slow() -> Iterator[SlotService]:
 
 @pytest.fixture(scope="module")
 def endpoint(slow: SlotService) -> Iterator[Endpoint]:
-    with httpx.Client(transport=httpx.WSGITransport(SlotApp(slow, HANGUPS))) as client:
-        yield Endpoint("http://slot", client=client)
+    with endpoint_of(slow) as client:
+        yield client
 
 
 class TestSlotApp(SlotContract):
     """Without a server."""
 
 
-def test_prompt_ids_are_used_as_sent_and_cut_at_their_start(client: testing.TestClient) -> None:
-    _, whole = generate(client, prompt_ids=[5, 6, 7, 8], sampling=GREEDY, echo=True)
-    _, cut = generate(client, prompt_ids=[5, 6, 7, 8], max_prompt_tokens=2, sampling=GREEDY, echo=True)
+def test_prompt_ids_are_used_as_sent_and_cut_at_their_start(client: Endpoint) -> None:
+    _, whole = client.generate(prompt_ids=[5, 6, 7, 8], sampling=GREEDY, echo=True)
+    _, cut = client.generate(prompt_ids=[5, 6, 7, 8], max_prompt_tokens=2, sampling=GREEDY, echo=True)
     assert (whole["prompt_ids"], cut["prompt_ids"]) == ([5, 6, 7, 8], [7, 8])
 
 
-def test_a_single_line_ends_before_its_line_feed(client: testing.TestClient) -> None:
-    [line_feed] = client.simulate_post("/tokenize", json={"text": "\n"}).json["ids"]
+def test_a_single_line_ends_before_its_line_feed(client: Endpoint) -> None:
+    [line_feed] = client.post("/tokenize", text="\n").json()["ids"]
     sampling = {**GREEDY, "logit_bias": [[line_feed, 100.0]], "single_line": True}
-    _, done = generate(client, prompt=PROMPT, sampling=sampling)
+    _, done = client.generate(prompt=PROMPT, sampling=sampling)
     assert (done["finish_reason"], done["text"], done["token_ids"]) == ("stop", "", [line_feed])
 
 
@@ -99,16 +85,14 @@ def test_a_single_line_ends_before_its_line_feed(client: testing.TestClient) -> 
 
 
 def test_a_slot_without_a_model_is_not_ready() -> None:
-    client = testing.TestClient(SlotApp(make_service(), HANGUPS))
-    assert problem(client.simulate_post("/tokenize", json={"text": "a"}))["code"] == "not_ready"
-    result = client.simulate_post("/generate", json={"prompt": "a"})
-    assert problem(result)["code"] == "not_ready"
-    assert result.status == falcon.HTTP_503
-    assert int(result.headers["retry-after"]) >= 1
-    with open_stream(client, "/state") as states:
-        first = next(states)
-    assert (first["state"], first["model"], first["max_batch"], first["n_ctx"]) == ("starting", "embedded", 4, 0)
-    assert metric(client, "tercet_slot_state", state="starting") == 1
+    with endpoint_of(make_service()) as client:
+        assert problem(client.post("/tokenize", text="a"))["code"] == "not_ready"
+        result = client.post("/generate", prompt="a")
+        assert (problem(result)["code"], result.status_code) == ("not_ready", 503)
+        assert int(result.headers["retry-after"]) >= 1
+        first = client.state()
+        assert (first["state"], first["model"], first["max_batch"], first["n_ctx"]) == ("starting", "embedded", 4, 0)
+        assert metric(client, "tercet_slot_state", state="starting") == 1
 
 
 # Time, cancellation, state -----------------------------------------------------------------------
@@ -123,29 +107,29 @@ def test_the_chunk_with_the_last_line_is_known_as_the_last(slow: SlotService) ->
 
 
 def test_a_branch_that_ends_at_once_is_one_chunk() -> None:
+    content = json.dumps({"prompt": PROMPT, "sampling": {"max_new_tokens": 1}}).encode()
     with warm_service(accepted_delay_s=PATIENCE_S) as service:
-        client = testing.TestClient(SlotApp(service, HANGUPS))
-        with open_body(client, "/generate", prompt=PROMPT, sampling={"max_new_tokens": 1}) as body:
-            [chunk] = body
+        lines = SlotApp(service, HANGUPS).generate(content, None)
+        [chunk] = lines
+        lines.close()
     assert [json.loads(line)["event"] for line in chunk.splitlines()] == ["accepted", "done"]
 
 
 def test_the_state_stream_ends_when_the_slot_drains_and_running_sequences_finish() -> None:
-    with warm_service(step_delay_s=0.02) as service:
-        client = testing.TestClient(SlotApp(service, HANGUPS))
+    with warm_service(step_delay_s=0.02) as service, endpoint_of(service) as client:
         seen: list[dict[str, Any]] = []
 
         def read_states() -> None:
-            with open_stream(client, "/state") as states:
+            with client.open() as states:
                 seen.extend(states)
 
         reader = threading.Thread(target=read_states)
         reader.start()
         wait_until(lambda: bool(seen) and seen[-1]["state"] == "warm")
-        with open_stream(client, "/generate", prompt=PROMPT, sampling=GREEDY) as lines:
+        with client.open(prompt=PROMPT, sampling=GREEDY) as lines:
             assert next(lines)["event"] == "accepted"
             service.drain(grace_s=30)
-            refused = client.simulate_post("/generate", json={"prompt": PROMPT})
+            refused = client.post("/generate", prompt=PROMPT)
             assert problem(refused)["code"] == "not_ready"
             assert next(lines)["finish_reason"] == "length"
         reader.join(PATIENCE_S)
@@ -155,7 +139,7 @@ def test_the_state_stream_ends_when_the_slot_drains_and_running_sequences_finish
         assert seen[0]["ms_per_token"] > 0
 
 
-def test_metrics_count_branches_and_tokens(client: testing.TestClient) -> None:
+def test_metrics_count_branches_and_tokens(client: Endpoint) -> None:
     def counters() -> list[float]:
         names = ("prompt_tokens", "generated_tokens", "cached_tokens")
         sequences = metric(client, "tercet_slot_sequences_total", finish_reason="length")
@@ -163,7 +147,7 @@ def test_metrics_count_branches_and_tokens(client: testing.TestClient) -> None:
 
     before = counters()
     for _ in range(2):
-        generate(client, prompt_ids=list(range(40, 72)), sampling=GREEDY)
+        client.generate(prompt_ids=list(range(40, 72)), sampling=GREEDY)
     growth = [after - was for after, was in zip(counters(), before, strict=True)]
     assert growth[:3] == [2, 64, 16]
     assert growth[3] >= 31  # the second prompt

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from shared.protocol import Accepted, Done, GenerateRequest, Group, Prediction, Sampling, TokenizeRequest
+from tests.workers.contract import PROMPT
 from tests.workers.helpers import wait_until
-from tests.workers.slots import PROMPT, done_of, lines_of, warm_service
+from tests.workers.slots import done_of, lines_of, warm_service
 from workers.service import SlotService
 
 AFTER = " and said nothing."

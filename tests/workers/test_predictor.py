@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shared.protocol import Done, GenerateRequest, Group, Prediction, Sampling
+from tests.workers.contract import PROMPT
 from tests.workers.helpers import wait_until
-from tests.workers.slots import PROMPT, done_of, warm_service
+from tests.workers.slots import done_of, warm_service
 from workers.engine.model.config import SHAPES
 from workers.predictor import max_predicted_tokens
 from workers.service import SlotService

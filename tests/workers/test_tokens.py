@@ -11,28 +11,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from falcon import testing
 
 from shared.protocol import TokenizeResponse
 from shared.wire import MAX_LINE_BYTES
+from tests.workers.contract import GREEDY, PROMPT, Endpoint, problem
 from tests.workers.helpers import EMBEDDED
-from tests.workers.slots import (
-    GREEDY,
-    PROMPT,
-    generate,
-    open_stream,
-    problem,
-)
 from workers.gunicorn_worker import SWITCH_INTERVAL_S
 from workers.text.detokenizer import CharacterIndex
 from workers.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("prompt", ["Naïve 🦉s, they said: don't", "the end<|endoftext|>and a <|endof"])
-def test_echo_describes_the_prompt_token_by_token(
-    client: testing.TestClient, reference_tokenizer: Any, prompt: str
-) -> None:
-    _, done = generate(client, prompt=prompt, sampling=GREEDY, echo=True)
+def test_echo_describes_the_prompt_token_by_token(client: Endpoint, reference_tokenizer: Any, prompt: str) -> None:
+    _, done = client.generate(prompt=prompt, sampling=GREEDY, echo=True)
     assert done["prompt_ids"] == reference_tokenizer(prompt).input_ids
     assert done["prompt_text"] == prompt
     ends = done["prompt_ends"]
@@ -43,8 +34,8 @@ def test_echo_describes_the_prompt_token_by_token(
     assert (done["prompt_logprobs"], done["prompt_tops"], done["tops"]) == (None, None, None)
 
 
-def test_echo_of_a_healed_prompt_ends_where_the_output_begins(client: testing.TestClient) -> None:
-    _, done = generate(client, prompt=PROMPT + " the sh", heal=True, sampling=GREEDY, echo=True, logprobs=0)
+def test_echo_of_a_healed_prompt_ends_where_the_output_begins(client: Endpoint) -> None:
+    _, done = client.generate(prompt=PROMPT + " the sh", heal=True, sampling=GREEDY, echo=True, logprobs=0)
     assert done["prompt_text"] == PROMPT + " the"
     assert len(done["prompt_logprobs"]) == len(done["prompt_ids"])
 
@@ -52,14 +43,14 @@ def test_echo_of_a_healed_prompt_ends_where_the_output_begins(client: testing.Te
 @pytest.mark.parametrize("number", [0, 3, 20])
 @pytest.mark.parametrize("prompt", ["“Où es-tu ?” dit-", "Größe 🦉 Привет, καλημέρα", "a<|endoftext|>é"])
 def test_scores_name_parts_of_characters_and_say_where_they_begin(
-    client: testing.TestClient, reference_tokenizer: Any, prompt: str, number: int
+    client: Endpoint, reference_tokenizer: Any, prompt: str, number: int
 ) -> None:
     """Bytes of "é", "ü" and "“" are all that can be generated."""
     tokenizer = Tokenizer.from_directory(EMBEDDED, 8192)
     ids = [id_ for id_ in range(8192) if tokenizer.token_bytes(id_) in {b"\xc3", b"\xa9", b"\xbc", b"\xe2\x80"}]
     sampling = {**GREEDY, "temperature": 1.0, "logit_bias": [[id_, 100.0] for id_ in ids]}
-    fields = {"prompt": prompt, "sampling": sampling, "seed": 7, "logprobs": number}
-    done = generate(client, **fields, echo=True)[-1]
+    fields: dict[str, Any] = {"prompt": prompt, "sampling": sampling, "seed": 7, "logprobs": number}
+    done = client.generate(**fields, echo=True)[-1]
     assert done["prompt_ids"] == reference_tokenizer(prompt).input_ids
     parts = [b"<|endoftext|>" if id_ == 0 else tokenizer.token_bytes(id_) for id_ in done["prompt_ids"]]
     assert [0, *done["prompt_ends"]] == [*map(CharacterIndex().feed, parts), len(prompt)]
@@ -71,18 +62,18 @@ def test_scores_name_parts_of_characters_and_say_where_they_begin(
     assert {int(id_): name for id_, name in done["names"].items()} == tokenizer.names_of(reported)
     assert set(ids) >= set(done["token_ids"])
     assert all(done["names"][str(id_)].startswith("bytes:\\x") for id_ in done["token_ids"])
-    _, *tokens, last = generate(client, **fields, stream=True)
+    _, *tokens, last = client.generate(**fields, stream=True)
     assert [token["begin"] for token in tokens] == last["begins"] == done["begins"]
     for token in tokens:
         reported = {token["token_id"], *(id_ for id_, _, _ in token["tops"])}
         assert {int(id_): name for id_, name in token["names"].items()} == tokenizer.names_of(reported)
 
 
-def test_a_token_begins_in_its_place_while_a_stop_string_may_have_begun(client: testing.TestClient) -> None:
-    _, free = generate(client, prompt=PROMPT, sampling=GREEDY, logprobs=0)
+def test_a_token_begins_in_its_place_while_a_stop_string_may_have_begun(client: Endpoint) -> None:
+    _, free = client.generate(prompt=PROMPT, sampling=GREEDY, logprobs=0)
     assert free["names"] is None
     stop = [free["text"][:4] + "\x00", free["text"][6:9]]  # the first of them is never complete
-    _, *tokens, done = generate(client, prompt=PROMPT, sampling={**GREEDY, "stop": stop}, logprobs=0, stream=True)
+    _, *tokens, done = client.generate(prompt=PROMPT, sampling={**GREEDY, "stop": stop}, logprobs=0, stream=True)
     assert done["text"] == free["text"][:6]
     assert [token["begin"] for token in tokens] == done["begins"] == free["begins"][: len(done["begins"])]
 
@@ -90,19 +81,23 @@ def test_a_token_begins_in_its_place_while_a_stop_string_may_have_begun(client: 
 @pytest.mark.parametrize("heal", [False, True])
 @pytest.mark.parametrize("max_prompt_tokens", [None, 100])
 def test_what_spells_a_special_token_is_text_where_the_request_says_so(
-    client: testing.TestClient, heal: bool, max_prompt_tokens: int | None
+    client: Endpoint, heal: bool, max_prompt_tokens: int | None
 ) -> None:
     text = "<|endoftext|>" * 3 + " a <|endof"
     for special_as_text in (False, True):
-        fields = {"heal": heal, "special_as_text": special_as_text, "max_prompt_tokens": max_prompt_tokens}
-        _, done = generate(client, prompt=text, sampling=GREEDY, echo=True, **fields)
+        fields: dict[str, Any] = {
+            "heal": heal,
+            "special_as_text": special_as_text,
+            "max_prompt_tokens": max_prompt_tokens,
+        }
+        _, done = client.generate(prompt=text, sampling=GREEDY, echo=True, **fields)
         assert text.startswith(done["prompt_text"])
         assert done["prompt_ids"].count(0) == (0 if special_as_text else 3)
 
 
 @pytest.mark.parametrize("suffix", ["<|endoftext|> said", " and <|endoftext|>"])
 def test_what_spells_a_special_token_after_a_gap_is_text_where_the_request_says_so(
-    client: testing.TestClient, monkeypatch: pytest.MonkeyPatch, suffix: str
+    client: Endpoint, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     encode, encoded = Tokenizer.encode_with_starts, []
 
@@ -114,60 +109,58 @@ def test_what_spells_a_special_token_after_a_gap_is_text_where_the_request_says_
     monkeypatch.setattr(Tokenizer, "encode_with_starts", record)
     for special_as_text in (True, False):
         encoded.clear()
-        generate(client, prompt=PROMPT, sampling=GREEDY, suffix=suffix, special_as_text=special_as_text)
+        client.generate(prompt=PROMPT, sampling=GREEDY, suffix=suffix, special_as_text=special_as_text)
         assert any(0 in ids for ids in encoded) != special_as_text
 
 
-def test_a_stop_string_that_spells_a_special_token_is_text(client: testing.TestClient) -> None:
+def test_a_stop_string_that_spells_a_special_token_is_text(client: Endpoint) -> None:
     """The end of a text is not its text, so it completes no stop string."""
     for bias, reason in ((100.0, "eos"), (-100.0, "length")):
         sampling = {**GREEDY, "stop": ["<|endoftext|>"], "logit_bias": [[0, bias]]}
-        done = generate(client, prompt=PROMPT, sampling=sampling)[-1]
+        done = client.generate(prompt=PROMPT, sampling=sampling)[-1]
         assert done["finish_reason"] == reason
         assert "<|" not in done["text"]
 
 
-def test_echo_of_an_empty_prompt_is_empty(client: testing.TestClient) -> None:
-    _, done = generate(client, prompt="", sampling=GREEDY, echo=True, logprobs=2)
+def test_echo_of_an_empty_prompt_is_empty(client: Endpoint) -> None:
+    _, done = client.generate(prompt="", sampling=GREEDY, echo=True, logprobs=2)
     fields = ("prompt_ids", "prompt_token_texts", "prompt_ends", "prompt_logprobs", "prompt_tops")
     assert [done[field] for field in fields] == [[]] * 5
     assert done["prompt_text"] == ""
     assert len(done["tops"]) == 8
 
 
-def test_echo_of_a_branch_that_ends_before_its_prefill_has_no_logprobs(client: testing.TestClient) -> None:
-    _, done = generate(client, prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=2, deadline_ms=1e-6)
+def test_echo_of_a_branch_that_ends_before_its_prefill_has_no_logprobs(client: Endpoint) -> None:
+    _, done = client.generate(prompt=PROMPT, sampling=GREEDY, echo=True, logprobs=2, deadline_ms=1e-6)
     assert done["finish_reason"] == "deadline"
     assert done["prompt_text"] == PROMPT
     assert (done["prompt_logprobs"], done["prompt_tops"], done["tops"]) == (None, None, [])
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_streamed_tokens_carry_their_text_and_tops(client: testing.TestClient, number: int) -> None:
-    _, *tokens, done = generate(client, prompt=PROMPT, sampling=GREEDY, stream=True, logprobs=number)
+def test_streamed_tokens_carry_their_text_and_tops(client: Endpoint, number: int) -> None:
+    _, *tokens, done = client.generate(prompt=PROMPT, sampling=GREEDY, stream=True, logprobs=number)
     assert [token["token_text"] for token in tokens] == done["token_texts"]
     assert [token["tops"] for token in tokens] == done["tops"]
     assert {len(token["tops"]) for token in tokens} == {number}
-    _, *plain, _ = generate(client, prompt=PROMPT, sampling=GREEDY, stream=True)
+    _, *plain, _ = client.generate(prompt=PROMPT, sampling=GREEDY, stream=True)
     assert all(token.keys() == {"event", "text", "token_id", "logprob"} for token in plain)
 
 
-def test_penalties_and_biases_change_the_text(client: testing.TestClient) -> None:
-    _, free = generate(client, prompt=PROMPT, sampling=GREEDY)
+def test_penalties_and_biases_change_the_text(client: Endpoint) -> None:
+    _, free = client.generate(prompt=PROMPT, sampling=GREEDY)
     banned = free["token_ids"][0]
-    _, biased = generate(client, prompt=PROMPT, sampling={**GREEDY, "logit_bias": [[banned, -100.0]]})
+    _, biased = client.generate(prompt=PROMPT, sampling={**GREEDY, "logit_bias": [[banned, -100.0]]})
     assert banned not in biased["token_ids"]
     forced = {**GREEDY, "logit_bias": [[banned, 100.0]], "max_new_tokens": 60}
-    assert set(generate(client, prompt=PROMPT, sampling=forced)[-1]["token_ids"]) == {banned}
+    assert set(client.generate(prompt=PROMPT, sampling=forced)[-1]["token_ids"]) == {banned}
     # Each occurrence takes 2 from its logit: after enough of them, another token is likelier in spite of the bias.
     penalized = {**forced, "frequency_penalty": 2.0}
-    assert len(set(generate(client, prompt=PROMPT, sampling=penalized)[-1]["token_ids"])) > 1
+    assert len(set(client.generate(prompt=PROMPT, sampling=penalized)[-1]["token_ids"])) > 1
 
 
-def test_the_longest_line_fits_the_gateways_bound(client: testing.TestClient) -> None:
-    result = client.simulate_post(
-        "/generate", json={"prompt_ids": list(range(1000)), "sampling": GREEDY, "echo": True, "logprobs": 20}
-    )
+def test_the_longest_line_fits_the_gateways_bound(client: Endpoint) -> None:
+    result = client.post("/generate", prompt_ids=list(range(1000)), sampling=GREEDY, echo=True, logprobs=20)
     assert 500_000 < max(map(len, result.content.splitlines())) < MAX_LINE_BYTES
 
 
@@ -175,10 +168,8 @@ def test_the_longest_line_fits_the_gateways_bound(client: testing.TestClient) ->
 
 
 @pytest.mark.parametrize("text", ["", "a", PROMPT, "Naïve 🦉s\n\n don't  stop", "a<|endoftext|>b", "the sea\n" * 3000])
-def test_tokens_of_a_text_are_those_of_transformers(
-    client: testing.TestClient, reference_tokenizer: Any, text: str
-) -> None:
-    result = client.simulate_post("/tokenize", json={"text": text})
+def test_tokens_of_a_text_are_those_of_transformers(client: Endpoint, reference_tokenizer: Any, text: str) -> None:
+    result = client.post("/tokenize", text=text)
     assert result.headers["content-type"] == "application/json"
     tokens = msgspec.json.decode(result.content, type=TokenizeResponse)
     assert tokens.ids == reference_tokenizer(text).input_ids
@@ -190,7 +181,7 @@ def test_tokens_of_a_text_are_those_of_transformers(
 
 
 def test_a_very_long_text_does_not_stall_running_sequences(
-    client: testing.TestClient,
+    client: Endpoint,
 ) -> None:
     """Encoding it in one call would hold the interpreter lock for most of the time that the request takes.
 
@@ -204,15 +195,15 @@ def test_a_very_long_text_does_not_stall_running_sequences(
         for _ in range(3):
             with ThreadPoolExecutor(1) as pool:
                 sampling = {"max_new_tokens": 900, "temperature": 0.0}
-                with open_stream(client, "/generate", prompt=PROMPT, sampling=sampling, stream=True) as lines:
+                with client.open(prompt=PROMPT, sampling=sampling, stream=True) as lines:
                     next(lines)
-                    tokenizing = pool.submit(client.simulate_post, "/tokenize", json={"text": text})
+                    tokenizing = pool.submit(client.post, "/tokenize", text=text)
                     times = [time.monotonic()]
                     for _line in lines:
                         times.append(time.monotonic())
                         if tokenizing.done():
                             break
-                assert len(tokenizing.result().json["ids"]) > 200_000
+                assert len(tokenizing.result().json()["ids"]) > 200_000
             shares.append(max(after - before for before, after in pairwise(times)) / (times[-1] - times[0]))
             if shares[-1] < 0.3:
                 break
@@ -221,20 +212,20 @@ def test_a_very_long_text_does_not_stall_running_sequences(
     assert min(shares) < 0.3, shares
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(client: testing.TestClient) -> None:
+def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(client: Endpoint) -> None:
     for fields in ({"prompt_ids": [5] * 1020}, {"prompt": " the" * 1020}):
-        answer = problem(client.simulate_post("/generate", json={**fields, "sampling": GREEDY}))
+        answer = problem(client.post("/generate", **fields, sampling=GREEDY))
         assert (answer["status"], answer["code"]) == (422, "prompt_too_long")
         assert re.search(r"\b1020\b.*max_new_tokens \(8\).*\b1024\b", answer["detail"])
-    assert generate(client, prompt_ids=[5] * 1016, sampling=GREEDY)[-1]["num_prompt_tokens"] == 1016
+    assert client.generate(prompt_ids=[5] * 1016, sampling=GREEDY)[-1]["num_prompt_tokens"] == 1016
     for fields in ({"prompt_ids": [5] * 1025}, {"prompt": " the" * 1025}, {"prompt": "the " * (1 << 18)}):
-        scored = {**fields, "sampling": {"max_new_tokens": 0}, "echo": True, "logprobs": 0}
-        answer = problem(client.simulate_post("/generate", json=scored))
+        scored: dict[str, Any] = {**fields, "sampling": {"max_new_tokens": 0}, "echo": True, "logprobs": 0}
+        answer = problem(client.post("/generate", **scored))
         assert (answer["code"], "lower max_new_tokens" in answer["detail"]) == ("prompt_too_long", False)
 
 
 def test_a_text_that_cannot_fit_is_refused_without_encoding_it(
-    client: testing.TestClient, monkeypatch: pytest.MonkeyPatch
+    client: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, lengths = Tokenizer.encode_with_starts, []
 
@@ -243,7 +234,7 @@ def test_a_text_that_cannot_fit_is_refused_without_encoding_it(
         return encode(self, text)
 
     monkeypatch.setattr(Tokenizer, "encode_with_starts", record)
-    answer = problem(client.simulate_post("/generate", json={"prompt": "the " * (1 << 18), "sampling": GREEDY}))
+    answer = problem(client.post("/generate", prompt="the " * (1 << 18), sampling=GREEDY))
     assert answer["code"] == "prompt_too_long"
     assert "1024" in answer["detail"]
     assert max(lengths, default=0) < 100
