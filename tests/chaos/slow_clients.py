@@ -20,7 +20,7 @@ from tests.chaos.http_client import LOOPBACK, completion_request, request_bytes
 Kind = Literal["head", "body", "unread", "reading", "handshake", "idle"]
 PERIOD_S = 1.0
 # The longest of the page's files: a few responses fill the buffers of a connection.
-LONG_RESPONSE = "/static/style.css"
+LONG_RESPONSE = "/static/page.js"
 NUM_PIPELINED = 40
 _HAS_ENDED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
