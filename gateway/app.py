@@ -24,7 +24,7 @@ from gateway.api.openai.error_format import UnknownRoutes
 from gateway.api.page import ASKED_PATH
 from gateway.entrance import Entrance
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
-from gateway.generation.request_starter import OwnerQuota, RequestStarter, Sessions
+from gateway.generation.request_starter import RequestStarter
 from gateway.jobs.executor import JobExecutor
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
@@ -217,8 +217,7 @@ def create_app(
     """
     limits, access = settings.limits, settings.access
     tokenizer = PoolTokenizer(admission, clients)
-    quota = OwnerQuota(limits.key_concurrency)
-    starter = RequestStarter(admission.models, fanout, quota, Sessions(), hangups, limits.timeout_s)
+    starter = RequestStarter(admission.models, fanout, hangups, limits.key_concurrency, limits.timeout_s)
     key_file = KeyFile(access.keys) if settings.requires_keys and access.keys else None
 
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)

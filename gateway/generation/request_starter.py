@@ -111,25 +111,20 @@ class RequestStarter:
     """Thread-safe; one instance serves all dialects."""
 
     def __init__(
-        self,
-        models: ServedModels,
-        fanout: Fanout,
-        quota: OwnerQuota,
-        sessions: Sessions,
-        hangups: HangupWatcher,
-        timeout_s: float,
+        self, models: ServedModels, fanout: Fanout, hangups: HangupWatcher, max_concurrency: int, timeout_s: float
     ) -> None:
         """
         Args:
+            max_concurrency: as of `OwnerQuota`.
             timeout_s: the longest time that a request may take.
         """
         self.models = models
         self.default_model = models.default
         self.timeout_s = timeout_s
         self._fanout = fanout
-        self._quota = quota
+        self._quota = OwnerQuota(max_concurrency)
         self._hangups = hangups
-        self._sessions = sessions
+        self._sessions = Sessions()
 
     def counting(self, caller: Caller) -> AbstractContextManager[None]:
         """Count a request among its owner's while the block runs.
