@@ -14,7 +14,7 @@ import pytest
 from deploy.clients.plugins import install_tools
 from shared.api_keys import new_key
 from tests.e2e.harness import ROOT, Tercet, running
-from tests.npm_package import NpmPackage
+from tests.npm_package import NpmPackage, skipping_without_npm
 
 
 def build_plugin(
@@ -23,10 +23,8 @@ def build_plugin(
     """Build a plug-in in a folder of pytest's cache; skips the test if its tools cannot be installed."""
     assert request.config.cache is not None
     work = request.config.cache.mkdir(f"{name}-plugin")
-    try:
+    with skipping_without_npm():
         install_tools(name, work)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"npm could not install the tools: {error}; {getattr(error, 'stderr', '') or ''}")
     return build(work, package.packed)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,12 +47,19 @@ class NpmPackage:
         self.run("esbuild", *options, *(source.name for source in sources))
 
 
-def build_package(tools: Path) -> NpmPackage:
-    """Build the package and install the packed file; skips the test if npm or a registry cannot be had."""
+@contextmanager
+def skipping_without_npm() -> Iterator[None]:
+    """Skips the test if npm, or a registry that it needs, cannot be had."""
     try:
-        client_package.install_tools(tools)
+        yield
     except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"npm could not install the tools: {error}; {getattr(error, 'stderr', '') or ''}")
+        pytest.skip(f"npm could not install what the test needs: {error}; {getattr(error, 'stderr', '') or ''}")
+
+
+def build_package(tools: Path) -> NpmPackage:
+    """Build the package and install the packed file."""
+    with skipping_without_npm():
+        client_package.install_tools(tools)
     try:
         package = NpmPackage(tools, client_package.build(tools))
     except subprocess.CalledProcessError as error:

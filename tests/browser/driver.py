@@ -24,7 +24,7 @@ from tests.e2e.harness import PATIENCE_S, Tercet, until
 OPENING = "The old man looked at the sea and"  # the model is sure of no next word: ideas come at a pause
 SURE = f"{OPENING} shook his"  # " head" follows
 TIMEOUT_MS = 1000 * PATIENCE_S
-MIN_VISIBLE_MS = 250  # a suggestion can be accepted after 200 ms (completer.js)
+MIN_VISIBLE_MS = 250  # a suggestion can be accepted after 200 ms (shown_suggestions.js)
 PHONE = {"viewport": {"width": 360, "height": 720}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 # In Firefox, Playwright adds a style before each screenshot, which the pages' policy blocks: the digest in that error.
 SCREENSHOT_STYLE = base64.b64encode(hashlib.sha256(b"body {}").digest()).decode()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
 from playwright.sync_api import Route, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, Editor, box
 from tests.e2e.harness import PATIENCE_S, Tercet, metric, until
 
 OpenPage = Callable[..., Editor]
@@ -123,20 +122,6 @@ def test_tab_accepts_nothing_before_suggestions_are_visible(open_page: OpenPage)
     assert editor.value == OPENING + ghost + " "
 
 
-def test_steady_typing_sends_no_request(open_page: OpenPage) -> None:
-    """The delay of the mode pauses is longer than the intervals of 60 to 120 ms between these keys."""
-    editor = open_page(mode="pauses")
-    text = OPENING[:20]
-    editor.text.focus()
-    for index, letter in enumerate(text):
-        editor.page.keyboard.type(letter)
-        editor.page.wait_for_timeout(60 + 30 * (index % 3))
-    editor.wait_for_num_requests(1)
-    editor.wait_for_response()
-    assert editor.requests[-1]["context"] == text
-    assert len(editor.requests) <= 3  # a busy machine may delay a key and so cause a pause
-
-
 # ---- choosing and accepting ----
 
 
@@ -148,27 +133,7 @@ def test_arrows_choose_and_the_ghost_text_is_at_the_caret(editor: Editor) -> Non
         expect(editor.chosen).to_have_text(rows[index], use_inner_text=True)
         assert as_single_line(editor.ghost_text) in rows[index]
     assert editor.value == OPENING  # ghost text is not part of the document
-    ghost = editor.ghost.bounding_box()
-    text = editor.text.bounding_box()
-    assert ghost is not None
-    assert text is not None
-    assert text["y"] < ghost["y"] < text["y"] + 200
-
-
-def test_arrow_right_accepts_one_word_at_a_time(editor: Editor) -> None:
-    editor.request_suggestions()
-    whole = editor.ghost_text
-    accepted = ""
-    for key in ("ArrowRight", "Alt+ArrowRight"):
-        editor.press(key)
-        word = editor.value.removeprefix(OPENING + accepted)
-        assert re.fullmatch(r"\s*[^\s]+ ?", word), word
-        accepted += word
-        assert editor.ghost_text == whole.removeprefix(accepted)
-    assert whole.startswith(accepted)
-    assert len(editor.requests) == 1
-    editor.press("Tab")
-    assert editor.value == OPENING + whole + " "
+    assert box(editor.text)["y"] < box(editor.ghost)["y"] < box(editor.text)["y"] + 200
 
 
 def test_escape_dismisses_and_later_keys_edit_the_text(editor: Editor) -> None:
@@ -192,9 +157,7 @@ def test_a_suggestion_can_be_accepted_in_the_middle_of_a_text(editor: Editor) ->
     assert editor.requests[-1]["suffix"] == " in a castle."
     [first, *_] = editor.suggestions
     assert editor.ghost_text.strip() in first  # before the text that follows, which it moves
-    panel, line = editor.page.locator("#panel").bounding_box(), editor.text.locator(".cm-line").last.bounding_box()
-    assert panel
-    assert line
+    panel, line = box(editor.page.locator("#panel")), box(editor.text.locator(".cm-line").last)
     assert line["y"] + line["height"] <= panel["y"]  # the text that a suggestion must fit is not hidden
     editor.press("Enter")
     accepted = editor.value.removeprefix("Once there was a king who").removesuffix(" in a castle.")
@@ -223,74 +186,38 @@ def test_the_pointer_requests_and_accepts(editor: Editor) -> None:
     editor.wait_for_response()
 
 
-# ---- typing while suggestions are shown ----
+# ---- requests that are cancelled ----
 
 
-def test_typing_what_a_suggestion_says_sends_no_request(open_page: OpenPage) -> None:
-    editor = open_page(mode="pauses")
-    editor.request_suggestions()
-    whole = editor.ghost_text
-    num_typed = min(8, len(whole) - 1)  # some of it is left to accept
-    for index, letter in enumerate(whole[:num_typed]):
-        editor.page.keyboard.insert_text(letter) if letter == "\n" else editor.page.keyboard.type(letter)
-        editor.page.wait_for_timeout(50)
-        assert editor.ghost_text == whole[index + 1 :]
-        expect(editor.list).to_be_visible()
-    editor.page.wait_for_timeout(1200)  # longer than a pause
-    assert len(editor.requests) == 1
-    editor.press("Backspace")
-    assert editor.ghost_text == whole[num_typed - 1 :]
-    editor.press("Enter")
-    assert editor.value == OPENING + whole + " "
-    assert len(editor.requests) == 1
-
-
-def test_an_edit_that_no_suggestion_agrees_with_closes_them_and_the_next_pause_sends_a_request(
-    open_page: OpenPage,
-) -> None:
-    editor = open_page(mode="pauses")
-    editor.request_suggestions()
-    editor.type("~")
-    assert editor.ghost_text == ""
-    expect(editor.list).to_be_hidden()
-    editor.wait_for_num_requests(2)
-    editor.wait_for_response()
-    assert [body["context"] for body in editor.requests] == [OPENING, OPENING + "~"]
-
-
-def test_an_edit_cancels_the_request_in_flight_in_the_worker(open_page: OpenPage) -> None:
-    editor = open_page(mode="off", model_size="slow", length=256)
-    tercet = editor.tercet
-    before = num_cancelled(tercet)
-    editor.type(OPENING)
-    editor.press("Alt+Enter")
-    expect(editor.options.first).to_be_visible()
-    until(lambda: num_in_flight(tercet) == 3, PATIENCE_S, "three sequences in the engine")
-    editor.type("~")
-    pressed = time.monotonic()
-    until(lambda: num_in_flight(tercet) == 0, PATIENCE_S, "no sequence in flight")
-    print(f"cancelled {1e3 * (time.monotonic() - pressed):.0f} ms after the key")
-    until(lambda: num_cancelled(tercet) == before + 3, PATIENCE_S, "three sequences cancelled")
-    expect(editor.list).to_be_hidden()
-
-
-def test_escape_and_a_newer_request_cancel_the_request_in_flight(open_page: OpenPage) -> None:
+def test_an_edit_escape_and_a_newer_request_cancel_the_one_in_flight_in_the_worker(open_page: OpenPage) -> None:
     editor = open_page(mode="off", model_size="slow", length=256)
     before = num_cancelled(editor.tercet)
     editor.type(OPENING)
-    editor.press("Alt+Enter")
-    expect(editor.options.first).to_be_visible()
+
+    def request() -> None:
+        editor.press("Alt+Enter")
+        expect(editor.options.first).to_be_visible()
+        until(lambda: num_in_flight(editor.tercet) == 3, PATIENCE_S, "three sequences in the engine")
+
+    def wait_until_cancelled(num_requests: int, by: str) -> None:
+        num = before + 3 * num_requests
+        until(lambda: num_cancelled(editor.tercet) == num, PATIENCE_S, f"three sequences cancelled by {by}")
+
+    request()
+    editor.type("~")
+    wait_until_cancelled(1, "an edit")
+    expect(editor.list).to_be_hidden()
+    request()
     editor.press("Escape")
-    until(lambda: num_cancelled(editor.tercet) == before + 3, PATIENCE_S, "three sequences cancelled by Escape")
+    wait_until_cancelled(2, "Escape")
+    assert num_in_flight(editor.tercet) == 0
     editor.press("Alt+Enter", "Tab", "Tab")  # the Tabs find nothing to accept
-    editor.wait_for_num_requests(2)
     expect(editor.options.first).to_be_visible()
     editor.page.get_by_role("button", name="Suggest", exact=True).click()
+    wait_until_cancelled(3, "the newer request")
     expect(editor.options.first).to_be_visible()
-    until(lambda: num_cancelled(editor.tercet) == before + 6, PATIENCE_S, "three more, cancelled by the newer request")
-    until(lambda: num_in_flight(editor.tercet) == 3, PATIENCE_S, "only the newer request in flight")
-    assert len(editor.requests) == 3
-    assert editor.value == OPENING
+    assert len(editor.requests) == 4
+    assert editor.value == f"{OPENING}~"
 
 
 # ---- undo ----
@@ -513,38 +440,15 @@ def test_random_keys_leave_a_working_editor(open_page: OpenPage) -> None:
 
     The slow model keeps a request in flight during about half of the keys.
     """
-    keys = [
-        *(
-            "Tab",
-            "Tab",
-            "Tab",
-            "Enter",
-            "Escape",
-            "ArrowUp",
-            "ArrowDown",
-            "ArrowRight",
-            "ArrowLeft",
-            "Backspace",
-            "Home",
-        ),
-        *(
-            "End",
-            "Control+z",
-            "Control+Shift+Z",
-            "Control+i",
-            "Control+a",
-            "Delete",
-            "Shift+ArrowLeft",
-            "a",
-            ",",
-            "Space",
-        ),
-    ]
+    keys = (
+        "Tab Tab Tab Enter Escape ArrowUp ArrowDown ArrowRight ArrowLeft Backspace Home End Control+z Control+Shift+Z"
+    )
+    keys += " Control+i Control+a Delete Shift+ArrowLeft a , Space"
     rng = random.Random(5)
     editor = open_page(model_size="slow", length=12)
     editor.type(OPENING)
     for _ in range(150):
-        key = rng.choice(keys)
+        key = rng.choice(keys.split())
         if key == "Tab" and not editor.text.evaluate("element => element === document.activeElement"):
             editor.text.focus()  # a Tab after Escape moved the focus, as intended
         editor.press(key)
