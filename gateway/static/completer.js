@@ -139,8 +139,13 @@ export class Completer {
       client: () => this.client,
       fields: options,
       isOutdated: () => this.#closeIfChanged(),
-      failed: (session) => this.#handleFailure(session),
-      retry: () => this.#retry(),
+      failed: (session) => {
+        if (session === this.#session) this.#closeAll("ignored");
+        this.#render();
+      },
+      retry: () => {
+        if (!this.#shown.candidates.length) this.#unasked.request();
+      },
     });
     this.#unasked = new Unasked({
       completer: this,
@@ -439,19 +444,6 @@ export class Completer {
       this.#session = null;
     }
     this.#render();
-  }
-
-  /** @param {SuggestionSession} session */
-  #handleFailure(session) {
-    if (session === this.#session) this.#closeAll("ignored");
-    this.#render();
-  }
-
-  /** Request what could not be requested. */
-  #retry() {
-    if (this.#shown.candidates.length) return;
-    this.#unasked.stop();
-    this.#unasked.request();
   }
 
   // ---- what is shown ----

@@ -13,6 +13,7 @@ import { KeyTable } from "./key_table.js";
 import { labelOf, resolveKeys } from "./keys.js";
 import { Notice } from "./notice.js";
 import { OpenDocument } from "./open_document.js";
+import { returnFocusTo } from "./popover_focus.js";
 import { SavedKeystrokes } from "./saved_keystrokes.js";
 import { ServerStatus } from "./server_status.js";
 import { Settings } from "./settings.js";
@@ -20,6 +21,7 @@ import { load, save } from "./store.js";
 import { renderDetails, SuggestionPanel } from "./suggestion_panel.js";
 import { Client, MIN_PROBABILITIES } from "./tercet.js";
 import { TextEditor } from "./text_editor.js";
+import { expandOnGesture, followKeyboard, touch } from "./touch_strip.js";
 
 /** @typedef {import("./tercet.js").View} View */
 /** @typedef {import("./server_status.js").Status["models"]} Models */
@@ -52,16 +54,9 @@ const TEXT_ATTRIBUTES = {
 };
 const UNFAMILIAR = "the model does not know text like this, so it suggests nothing";
 const IS_LOCAL = /^(?:(?:.+\.)?localhost|127(?:\.\d+){3}|\[::1\])$/.test(location.hostname);
-/** The suggestions are a strip of chips on touch screens. */
-const touch = matchMedia("(pointer: coarse)");
 /** Ghost texts of a browser that are followed by their key, and how long one is visible until it counts as seen. */
 const NUM_TAB_HINTS = 3;
 const SEEN_MS = 200;
-/** A page that is lower by this much than it has been at its width has lost the space to the keyboard. */
-const MIN_KEYBOARD_PX = 120;
-/** Gestures on the strip. */
-const LONG_PRESS_MS = 400;
-const SWIPE_PX = 24;
 /** Words are counted once the writer has stood still for this long: in a novel it takes some milliseconds. */
 const COUNT_DELAY_MS = 700;
 
@@ -130,8 +125,6 @@ let areDetailsOpen = false;
 let numTabHints = Number(load("tabHints"));
 /** @type {ReturnType<typeof setTimeout>|undefined} */
 let hintTimer;
-/** When the focus left the text last, it went to a control. */
-let isTextLeftForControl = false;
 
 // ---- suggestions ----
 
@@ -427,11 +420,6 @@ function showModel(models) {
   line.append(" serves a better one: 135 million parameters, a download of 93 MB, 2 GB of memory.");
 }
 
-function enterKey() {
-  find("settings", HTMLFormElement).showPopover();
-  keyField.focus();
-}
-
 /** @param {string} key */
 function applyKey(key) {
   client.key = key;
@@ -458,78 +446,18 @@ function onClick(id, action) {
   button.addEventListener("click", action);
 }
 
-/**
- * When a popover closes, the focus returns to the text, unless the writer has moved it to another control. On a touch
- * screen, where that opens the keyboard, only if it left the text for a control.
- * @param {ToggleEvent} event  Before a popover opens or closes.
- */
-function returnFocus({ newState, target }) {
-  if (newState === "open" || (touch.matches && !isTextLeftForControl)) return;
-  const { id } = /** @type {Element} */ (target);
-  if (document.activeElement?.matches(`body, #${id}, #${id} *, [popovertarget=${id}]`)) editor.focus();
-  addEventListener("click", focusIfLost, { once: true }); // the click that closes it may take the focus away after this
-}
-
-const focusIfLost = () => document.activeElement === document.body && editor.focus();
-
-/** A long press or a swipe up shows the chips of the strip whole. @param {HTMLElement} list */
-function expandOnGesture(list) {
-  /** @type {ReturnType<typeof setTimeout>|undefined} */
-  let timer;
-  let down = { clientY: 0, timeStamp: 0 };
-  let isGesture = false;
-  const expand = () => {
-    isGesture = true;
-    panel.expand();
-  };
-  list.addEventListener("pointerdown", (event) => {
-    down = event;
-    isGesture = false;
-    timer = setTimeout(expand, LONG_PRESS_MS);
-  });
-  list.addEventListener("pointermove", ({ clientY }) => down.clientY - clientY >= SWIPE_PX && expand());
-  for (const name of ["pointerup", "pointercancel"]) list.addEventListener(name, () => clearTimeout(timer));
-  // On a busy page the timer is late.
-  list.addEventListener("pointerup", ({ timeStamp }) => timeStamp - down.timeStamp >= LONG_PRESS_MS && expand());
-  // What a finger rests on is read, not accepted. Unless prevented here, the click goes to what the expanded strip has
-  // moved under the finger. A mouse has no `touchend`.
-  list.addEventListener("touchend", (event) => isGesture && event.cancelable && event.preventDefault());
-  list.addEventListener("click", (event) => isGesture && event.stopImmediatePropagation(), { capture: true });
-  list.addEventListener("contextmenu", (event) => event.preventDefault());
-}
-
-/** Greatest height of the page, by its width. @type {Map<number, number>} */
-const heights = new Map();
-
-/** Keep the strip above a keyboard that covers the page, as on iOS; the status line yields to any keyboard (style.css). */
-function measureKeyboard() {
-  const { height, offsetTop, scale } = /** @type {VisualViewport} */ (visualViewport);
-  if (scale !== 1) return; // zoomed
-  const coveredPx = Math.max(0, innerHeight - height - offsetTop);
-  const wholePx = Math.max(innerHeight, heights.get(innerWidth) ?? 0);
-  heights.set(innerWidth, wholePx);
-  document.body.classList.toggle("is-keyboard-open", touch.matches && wholePx - height >= MIN_KEYBOARD_PX);
-  document.documentElement.style.setProperty("--keyboard-height", `${Math.round(coveredPx)}px`);
-}
-
 function addListeners() {
-  find("details", HTMLElement).addEventListener("keydown", (event) => {
-    if (event.key === "Escape") dismiss();
-  });
+  find("details", HTMLElement).addEventListener("keydown", ({ key }) => key === "Escape" && dismiss());
   const list = find("suggestions", HTMLOListElement);
   list.addEventListener("mousedown", (event) => event.preventDefault());
-  expandOnGesture(list);
+  expandOnGesture(list, () => panel.expand());
   list.addEventListener("click", (event) => {
     const option = event.target instanceof Element ? event.target.closest("li") : null;
     if (option) completer.accept(Number(option.dataset.place));
   });
   touch.addEventListener("change", applySettings);
-  document.addEventListener("beforetoggle", returnFocus, { capture: true });
-  addEventListener("pointerdown", () => removeEventListener("click", focusIfLost), { capture: true });
-  editor.view.contentDOM.addEventListener("blur", ({ relatedTarget }) => (isTextLeftForControl = relatedTarget !== null));
-  visualViewport?.addEventListener("resize", measureKeyboard);
-  visualViewport?.addEventListener("scroll", measureKeyboard);
-  if (visualViewport) measureKeyboard();
+  returnFocusTo(editor);
+  if (visualViewport) followKeyboard(visualViewport);
   onClick("suggest", () => (editor.focus(), completer.request()));
   onClick("accept", () => completer.accept());
   onClick("accept-word", () => completer.acceptWord());
@@ -538,7 +466,10 @@ function addListeners() {
   onClick("find", () => openSearchPanel(editor.view));
   onClick("focus-mode", toggleFocusMode);
   onClick("download", () => documentsPopover.download("md"));
-  find("enter-key", HTMLButtonElement).addEventListener("click", enterKey);
+  find("enter-key", HTMLButtonElement).addEventListener("click", () => {
+    find("settings", HTMLFormElement).showPopover();
+    keyField.focus();
+  });
   addEventListener("resize", () => placePanel(false));
   addEventListener("pagehide", () => completer.close());
   addEventListener("keydown", (event) => {

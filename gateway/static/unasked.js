@@ -63,6 +63,7 @@ export class Unasked {
 
   /** Request something for the text that has just been typed, at once or at a pause. */
   request() {
+    this.stop();
     if (!this.#mayRequest()) return;
     if (this.#parts.completer.mode === "live") {
       void this.#requestPredictions();

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Dialog, Error, Locator, Page, expect
 
-from tests.browser.driver import PHONE, Editor, violations
+from tests.browser.driver import Editor
 from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
@@ -168,25 +168,6 @@ def test_the_text_of_an_earlier_version_becomes_a_document(editor: Editor) -> No
     expect(named(page)).to_have_text("Written")
     assert page.evaluate("localStorage.getItem('tercet.text')") is None
     until_stored(editor, ["Written\nlong ago"])
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_violations(open_page: OpenPage, scheme: str) -> None:
-    editor = open_page(mode="off", context={**PHONE, "color_scheme": scheme})
-    editor.page.keyboard.insert_text("A title that is longer than the header of a phone is wide, and more\nand more")
-    open_list(editor)
-    found = {"list": violations(editor.page)}
-    assert editor.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    editor.page.locator("#documents li").get_by_role("button", name=re.compile("^Delete")).tap()
-    undo = editor.page.get_by_role("button", name="Undo")
-    expect(undo).to_be_visible()
-    found["notice"] = violations(editor.page)
-    undo.tap()
-    expect(named(editor.page)).to_contain_text("A title that is longer")
-    editor.page.get_by_role("button", name="Settings").tap()
-    editor.page.locator("#settings summary").tap()
-    found["settings"] = violations(editor.page)
-    assert not any(rule for rules in found.values() for rule in rules if rule["id"] != "aria-allowed-role"), found
 
 
 # ---- undo ----

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import CDPSession, Locator, expect
 
-from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, answer_with, violations
+from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, InputMethod, answer_with, box, violations
 from tests.e2e.harness import PATIENCE_S, until
 
 SWIPE_PX = 60
@@ -28,9 +28,8 @@ def wait_until_shown(editor: Editor) -> Locator:
 
 
 def centre(element: Locator) -> tuple[float, float]:
-    box = element.bounding_box()
-    assert box
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    place = box(element)
+    return place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
 
 
 def touch(session: CDPSession, kind: str, *point: float) -> None:
@@ -41,16 +40,12 @@ def touch(session: CDPSession, kind: str, *point: float) -> None:
 def test_chips_stand_above_the_status_line_and_a_tap_accepts(phone: Editor) -> None:
     phone.type(f"{SURE} said nothing. " * 4 + SURE)
     chip = wait_until_shown(phone)
-    strip, footer = phone.page.locator("#panel").bounding_box(), phone.page.locator("footer").bounding_box()
+    strip, footer = box(phone.page.locator("#panel")), box(phone.page.locator("footer"))
     line = phone.ghost.first.evaluate("ghost => ghost.getClientRects()[0].toJSON()")
-    assert strip
-    assert footer
     assert strip["y"] + strip["height"] <= footer["y"] + 1
     assert footer["y"] + footer["height"] <= 420
     assert line["y"] + line["height"] <= strip["y"]  # nothing is hidden below the strip
-    heights = [box["height"] for option in phone.options.all() if (box := option.bounding_box())]
-    assert heights
-    assert min(heights) >= 44
+    assert min(box(option)["height"] for option in phone.options.all()) >= 44
     before = phone.value
     ghost = phone.ghost_text
     chip.tap()
@@ -113,11 +108,10 @@ def test_a_long_press_does_nothing_when_the_finger_lifts(open_page: Callable[...
 
 def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
     phone.type(f"{SURE} ")
-    session = phone.page.context.new_cdp_session(phone.page)
+    input_method = InputMethod(phone.page)
     word = "thou"
     for end in range(1, len(word) + 1):
-        composed = {"text": word[:end], "selectionStart": end, "selectionEnd": end}
-        session.send("Input.imeSetComposition", composed)
+        input_method.compose(word[:end])
         phone.page.wait_for_timeout(60)
     chip = wait_until_shown(phone)
     ghost = phone.ghost_text
@@ -126,27 +120,11 @@ def test_a_word_that_the_keyboard_composes_is_completed(phone: Editor) -> None:
     until(lambda: phone.value.rstrip() == f"{SURE} {word}{ghost}", PATIENCE_S, "the completed word")
 
 
-def test_the_strip_stays_above_a_keyboard_that_covers_the_page(phone: Editor) -> None:
-    """On iOS the keyboard makes only the visual viewport smaller. Chromium has no such keyboard: the test sets the
-    height."""
-    phone.type(SURE)
-    wait_until_shown(phone)
-    phone.page.evaluate(
-        """() => {
-            Object.defineProperty(visualViewport, "height", { get: () => innerHeight - 150 });
-            visualViewport.dispatchEvent(new Event("resize"));
-        }"""
-    )
-    footer = phone.page.locator("footer").bounding_box()
-    assert footer
-    assert footer["y"] + footer["height"] <= 420 - 150 + 1
-
-
 def test_the_first_chip_is_twice_as_wide_and_has_two_lines(phone: Editor) -> None:
     answer_with(phone.page, " and he thought of all that he had", " saw", " said")
     phone.type(SURE)
     wait_until_shown(phone)
-    first, *others = [box["width"] for option in phone.options.all() if (box := option.bounding_box())]
+    first, *others = [box(option)["width"] for option in phone.options.all()]
     assert len(others) == 2
     assert first >= 1.95 * max(others)
     assert phone.options.first.locator("span").last.evaluate("span => span.getClientRects().length") == 2
@@ -165,9 +143,7 @@ def test_the_status_line_yields_to_the_keyboard(open_page: Callable[..., Editor]
     else:
         page.set_viewport_size({"width": 390, "height": 510})
     expect(editor.status).to_be_hidden()
-    strip, button = page.locator("#panel").bounding_box(), suggest.bounding_box()
-    assert strip
-    assert button
+    strip, button = box(page.locator("#panel")), box(suggest)
     assert strip["y"] + strip["height"] == pytest.approx(510, abs=1)  # nothing is between it and the keyboard
     assert button["y"] + button["height"] <= 510
     assert strip["x"] + strip["width"] <= button["x"]
@@ -205,12 +181,12 @@ def test_what_is_tapped_is_large_enough(phone: Editor) -> None:
 def test_a_tap_on_ghost_text_accepts_it(phone: Editor, composed: str) -> None:
     answer_with(phone.page, "ping since Monday")
     phone.type("It is " if composed else "It is drip")
-    session = phone.page.context.new_cdp_session(phone.page)
+    input_method = InputMethod(phone.page)
     if composed:
-        session.send("Input.imeSetComposition", {"text": composed, "selectionStart": 4, "selectionEnd": 4})
+        input_method.compose(composed)
     until(lambda: phone.value == "It is drip" and phone.ghost_text == "ping since Monday", PATIENCE_S, "ghost text")
     phone.page.wait_for_timeout(MIN_VISIBLE_MS)
-    touch(session, "touchStart", *centre(phone.ghost))
-    touch(session, "touchEnd")
+    touch(input_method.session, "touchStart", *centre(phone.ghost))
+    touch(input_method.session, "touchEnd")
     until(lambda: phone.value == "It is dripping since Monday ", PATIENCE_S, "the ghost text")
     expect(phone.text).to_be_focused()
