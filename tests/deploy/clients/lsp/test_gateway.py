@@ -57,7 +57,9 @@ def test_an_answer_without_an_end_and_a_slow_one_are_given_up(monkeypatch: pytes
     assert seconds < 8
 
 
-@pytest.mark.parametrize("body", [gzip.compress(b'{"code": "a", "detail": "b"}'), b'{"a":' + b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b'{"code": "a", "detail": "b"}'), b'{"a":' + b"[" * 100_000], ids=["compressed", "nested"]
+)
 def test_what_is_compressed_unasked_or_nested_too_deeply_is_not_tercet(body: bytes) -> None:
     assert "is not Tercet" in str(problem(refusing("1", body))[0])
 
