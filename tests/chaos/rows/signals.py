@@ -19,7 +19,8 @@ from tests.e2e.lifecycle import REFUSALS, num_reloads
 
 ROLES = ("workers", "gateway")
 NUM_SLOTS = {"workers": 2, "gateway": 1}
-GRACE_S = 5.0
+GRACE_S = 15.0  # a request waits for a worker that loads, and on a busy machine that takes seconds
+MAX_END_S = 6.0
 NUM_HUPS, HUP_PERIOD_S = 40, 0.1
 MOMENT_S = 0.1
 SHORT_MOMENTS = {"workers": 5, "gateway": 2}
@@ -45,11 +46,11 @@ def signal_at_any_moment(context: Context, findings: Findings) -> None:
         findings.figures |= {"moments": num_moments, "requests": len(load.answers)}
         findings.none_of("masters and siblings ended", dict(lost))
         findings.none_of("failed requests", dict(count_failures(load.answers)))
-        findings.at_most("ended after s", slowest_s, GRACE_S + 1.0)
+        findings.at_most("ended after s", slowest_s, MAX_END_S)
         _storm(tercet, masters, context, findings)
         began_at = time.monotonic()
         tercet.stop()
-        findings.at_most("stop after the storm s", time.monotonic() - began_at, GRACE_S + 1.0)
+        findings.at_most("stop after the storm s", time.monotonic() - began_at, MAX_END_S)
 
 
 def _term_replacement(
