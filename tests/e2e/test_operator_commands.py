@@ -33,7 +33,7 @@ def test_health_and_complete_follow_tls_and_say_what_they_lack(
     wrong = {"TERCET_TLS_CERT": str(other.cert), "TERCET_TLS_KEY": str(other.key)}
     assert run_alone("health", **address(secure), **tls).returncode == 0
     assert run_alone("complete", "The sea", **address(secure), **tls).returncode == 0
-    for command in (("health",), ("complete", "The sea")):
+    for command in (("health",), ("health", "--live"), ("complete", "The sea")):
         done = run_alone(*command, **address(secure))
         assert done.returncode == 1
         assert "serves HTTPS: set TERCET_TLS_CERT" in done.stderr

@@ -106,6 +106,12 @@ def test_the_number_falls_when_a_request_ends_in_whatever_way(make_api: MakeApi,
         assert api.post("/autocomplete", body, headers={"X-Key": "a"}).status_code in {200, 422}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unknown_model_is_refused_before_a_stream_begins(make_api: MakeApi, stream: bool) -> None:
+    response = make_api(quick).complete(model_size="xl", stream=stream)
+    assert (response.status_code, response.json["code"]) == (422, "unknown_model")
+
+
 def test_what_every_worker_refuses_as_invalid_is_answered_422(make_api: MakeApi) -> None:
     response = make_api(lambda _: [Refusal(422, "invalid_request")]).complete()
     assert (response.status_code, response.json["code"]) == (422, "invalid_request")
