@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -91,3 +92,19 @@ def test_a_line_break_that_an_input_method_inserts_is_one(editor: Editor) -> Non
     editor.page.keyboard.type(" asked:")
     editor.page.keyboard.insert_text("\n")
     assert (editor.value.count("\n"), editor.ghost_text) == (1, "\nWhat")
+
+
+def test_what_was_visible_for_less_than_200_ms_is_not_taken(editor: Editor) -> None:
+    """A key in a hurry takes nothing that was not read. The page's clock is the test's."""
+    answer_with(editor.page, " the sea")
+    clock = editor.page.context.clock
+    clock.install()
+    editor.type("He saw")
+    clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
+    editor.press("Alt+Enter")
+    until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
+    editor.press("Tab")
+    assert editor.value == "He saw"
+    clock.run_for(250)
+    editor.press("Tab")
+    assert editor.value.startswith("He saw the sea")

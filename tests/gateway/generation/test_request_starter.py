@@ -6,10 +6,12 @@ from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
-from gateway.generation.request import RequestContext
-from gateway.generation.request_starter import OwnerQuota, Sessions
+from gateway.generation.request import Caller, RequestContext
+from gateway.generation.request_starter import OwnerQuota, RequestStarter, Sessions
+from gateway.generation.selection import selection_policy
+from shared.cancellation import HangupWatcher
 from shared.errors import QuotaExceeded, Superseded
-from tests.gateway.generation.stubs import make_spec
+from tests.gateway.generation.stubs import MakePool, hang, make_spec
 
 
 def test_an_owner_at_its_limit_is_refused_with_retry_after_until_a_request_ends() -> None:
@@ -88,3 +90,13 @@ def test_requests_of_different_sessions_or_none_cancel_nothing() -> None:
     a, b, c, d = contexts
     with sessions.superseding(a), sessions.superseding(b), sessions.superseding(c), sessions.superseding(d):
         assert not any(context.is_over for context in contexts)
+
+
+def test_jobs_are_no_requests_that_clients_await(make_pool: MakePool) -> None:
+    pool = make_pool(hang)
+    starter = RequestStarter(pool.admission.models, pool.fanout, HangupWatcher(), 0, 30.0)
+    policy = selection_policy(make_spec(), similarity=0.9)
+    for is_job in (True, False):
+        with starter.started(Caller("r", is_job=is_job), make_spec(), policy):
+            assert pool.fanout.num_awaited == (not is_job)
+    assert pool.fanout.num_awaited == 0

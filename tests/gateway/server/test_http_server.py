@@ -15,6 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 import structlog
+from gunicorn.workers.base import Worker
 
 from gateway.server.bounds import MAX_SMALL
 from gateway.server.connections import Connection, Phase
@@ -247,3 +248,9 @@ def test_a_request_without_a_thread_is_refused_and_the_next_one_served(
         server._app.may_answer.release()  # type: ignore[attr-defined]
         client.request("GET", "/")
         assert answers([client]) == [(200, b"x")]
+
+
+def test_no_method_overrides_one_of_gunicorn_by_accident() -> None:
+    theirs = {name for name in vars(Worker) if not name.startswith("__")}
+    ours = {name for name in vars(GatewayServer) if not name.startswith("__")}
+    assert ours & theirs == {"init_process", "init_signals", "load_wsgi", "run"}

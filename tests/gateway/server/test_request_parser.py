@@ -171,6 +171,11 @@ def test_a_head_that_two_readers_could_understand_in_two_ways_is_refused(data: b
         assert isinstance(refusal, MalformedRequest)
 
 
+def test_a_head_of_64_kib_or_500_fields_is_read() -> None:
+    for fields in ([b"Cookie: a=" + b"v" * 65_000], [b"X-%d: %s" % (number, b"v" * 100) for number in range(500)]):
+        assert RequestParser(1000).advance(head(*fields))
+
+
 def test_each_bound_of_a_head_is_exact() -> None:
     def of_line(num_bytes: int) -> bytes:
         return head(line=b"GET /" + b"x" * (num_bytes - len(b"GET / HTTP/1.1")) + b" HTTP/1.1")

@@ -69,6 +69,11 @@ def test_directory(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (found.warning, found.n_ctx, found.vocab_size) == (None, 32, 8192)
 
 
+def test_n_ctx_is_an_older_name_of_n_positions(tmp_path: Path) -> None:
+    config = {name: value for name, value in CONFIG.items() if name != "n_positions"}
+    assert resolve("old", str(write(tmp_path, {**config, "n_ctx": 32}))).n_ctx == 32
+
+
 def _make_file(directory: Path) -> None:
     shutil.rmtree(directory)
     directory.write_text("")

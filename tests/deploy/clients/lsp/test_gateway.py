@@ -11,7 +11,7 @@ import time
 import pytest
 
 from deploy.clients.lsp import gateway
-from deploy.clients.lsp.gateway import Gateway, Problem
+from deploy.clients.lsp.gateway import Gateway, Problem, Superseded
 from tests.gateway.pool.helpers import Answer, sends, serving_tcp
 
 OPTIONS = {"headers": {"Connection": "close"}, "verify": True, "trust_env": False}
@@ -55,6 +55,15 @@ def test_an_answer_without_an_end_and_a_slow_one_are_given_up(monkeypatch: pytes
     error, seconds = problem(dripping)
     assert "does not answer in time" in str(error)
     assert seconds < 8
+
+
+def test_a_superseded_request_is_no_problem() -> None:
+    body = b'{"code": "superseded", "detail": "A newer request came."}'
+    answer = sends(b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    with serving_tcp(answer) as server:
+        url = f"http://{server.address}"
+        with pytest.raises(Superseded):
+            asyncio.run(Gateway({**OPTIONS, "base_url": url}, url).report_acceptance("a", 0, 1))
 
 
 @pytest.mark.parametrize(
