@@ -59,8 +59,10 @@ def server(listener: socket.socket) -> Iterator[HttpServer]:
     server = HttpServer(App(), Settings.load({}), None, [listener.dup()], 10, 2)  # type: ignore[arg-type]
     yield server
     server.end_listening()
-    for connection in list(server._connections.values()):
-        server._close(connection)
+    until(lambda: not server.num_answering, 20, "every answer's end")
+    with server._lock:
+        for connection in list(server._connections.values()):
+            server._close(connection)
 
 
 @pytest.fixture
