@@ -74,6 +74,7 @@ class Listeners:
             with suppress(OSError, KeyError):
                 self._poller.unregister(descriptor)
             listener.close()
+        self.by_descriptor = {}  # a thread may have polled an event of theirs
         self._spare_file.close()
 
     def _refuse_with_spare_descriptor(self, listener: Any) -> None:

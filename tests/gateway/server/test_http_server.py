@@ -141,6 +141,13 @@ def test_a_stop_that_is_noticed_late_ends_no_connection_that_it_has_just_taken(
     assert worker._is_finished(ACCEPTED_AT + 10.0 + IDLE_LINGER_S)
 
 
+def test_what_was_polled_before_the_listeners_closed_ends_nothing(server: HttpServer, listener: socket.socket) -> None:
+    server.listen()
+    polled = [*server._listeners.by_descriptor]
+    server.end_listening()
+    assert not [descriptor for descriptor in polled if descriptor in server._listeners.by_descriptor]
+
+
 def test_a_successor_that_stops_before_it_serves_leaves_the_backlog_to_its_predecessor(
     server: HttpServer, listener: socket.socket, client: socket.socket
 ) -> None:
