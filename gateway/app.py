@@ -57,7 +57,7 @@ BRANCHES_PER_REQUEST = 3
 UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 # How alike two names must be (0 to 1): `completion` and `completions` are, `chat` and `static` are not.
 MIN_SIMILARITY = 0.75
-# Of a path, so many names are compared: a path of thousands would take a thread for a second.
+# The names of a path that are compared, at most: a path of thousands would take a thread for a second.
 MAX_NAMES = 4
 # Objects that are new since the last collection, which walks them. Python's default, 700, is reached by the requests
 # in progress, whose objects end without a collection.

@@ -4,8 +4,8 @@ With a key file, every request needs a valid key, unless the router leads it to 
 route, not on the text of the path: two spellings of a path that lead to the same resource get the same answer, and a
 path without a route gets the answer of a route that needs a key. It knows the rates, and not what else a key may do.
 
-The server asks before it reads the body, from its main thread, so nothing here blocks. Where there is no such server,
-the middleware asks.
+The server asks before it reads the body, in the thread that reads for all connections, so nothing here blocks. Where
+there is no such server, the middleware asks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.settings import LimitSettings
 
 # `POST /` of an open route is another request than `GET /`: an open route is open for reading.
 READING_METHODS = frozenset({"GET", "HEAD"})
-# The least that a request costs, and a full bucket: so many of the largest bodies, and 512 of the smallest requests.
+# The least that a request costs; and a full bucket, in largest bodies, but at least 512 of the smallest requests.
 MIN_REQUEST_BYTES = 2 << 10
 NUM_BODIES, MIN_BUCKET_BYTES = 4, 512 * MIN_REQUEST_BYTES
 _CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_API_KEY", "HTTP_X_API_KEY")

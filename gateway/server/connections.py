@@ -247,7 +247,7 @@ class Connection:
         return self._next_request(data, len(data))
 
     def _next_request(self, data: bytes = b"", num_new_bytes: int = 0) -> Step:
-        """What is to be done with what has been received, of which so many bytes have not been charged."""
+        """What is to be done with what has been received, of which `num_new_bytes` have not been charged."""
         try:
             if self.arrival is not None and self.parser.is_chunked:
                 self._charge(self.arrival, num_new_bytes)

@@ -339,7 +339,7 @@ class HttpServer:
         connection.arrival = arrival = arrival._replace(work=work)
         connection.wait_for_thread(now)
         for refused in self._work[work].append(connection, arrival.owner):
-            self._refuse_waiting(refused, "Too many large requests wait for their turn.", now)
+            self._refuse_waiting(refused, "Too many bytes of requests wait for a thread.", now)
 
     def _refuse_waiting(self, connection: Connection, reason: str, now: float) -> None:
         """Refuse a complete request, which is no longer held."""

@@ -1,4 +1,4 @@
-// Suggestions that nobody requested: likely next words at every key, one idea when the writer stands still, or several when
+// Suggestions without a request: likely next words at every key, one idea when the writer stands still, or several when
 // typing pauses; and when they rest. It does not know what an editor shows or which keys there are.
 
 import { hasTextAfter } from "./text.js";
@@ -98,7 +98,7 @@ export class Unasked {
     this.#restEndsAtMs = -Infinity;
   }
 
-  /** The writer dismisses what is shown for this text. @param {boolean} isRest  Nobody requested it: it rests for a while. */
+  /** The writer dismisses what is shown for this text. @param {boolean} isRest  It was not requested: it rests for a while. */
   dismiss(isRest) {
     this.stop();
     if (isRest) {

@@ -71,8 +71,8 @@ class PoolState:
     def is_full(self, now: float) -> bool:
         """Whether the ingresses together run as many branches as the warm workers compute, silent ones left out."""
         self._forget(now)
-        heard = (state for at, state in self._workers.values() if now - at <= SILENCE_S)
-        max_batch = sum(state.max_batch for state in heard if state.state == "warm")
+        responsive = (state for at, state in self._workers.values() if now - at <= SILENCE_S)
+        max_batch = sum(state.max_batch for state in responsive if state.state == "warm")
         return 0 < max_batch <= sum(load.num_running for _, load in self._ingresses.values())
 
     def _forget(self, now: float) -> None:

@@ -30,8 +30,8 @@ class DocumentRouter(RequestRouter):  # type: ignore[misc]  # of a package witho
         if not candidate_replicas:
             return []
         now = time.monotonic()
-        heard = [one for one in candidate_replicas if not POOL.is_silent(one.replica_id.unique_id, now)]
-        candidate_replicas = heard or candidate_replicas
+        found = [replica for replica in candidate_replicas if not POOL.is_silent(replica.replica_id.unique_id, now)]
+        candidate_replicas = found or candidate_replicas
         two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         if pending_request is None:
             return [two]

@@ -1,4 +1,4 @@
-"""R34, R35: a log that nobody reads, and threads and descriptors that run out."""
+"""R34, R35: a log that is not read, and threads and descriptors that run out."""
 
 from __future__ import annotations
 
