@@ -156,7 +156,11 @@ export class TextEditor {
     this.focus();
   }
 
+  /** The browser may have moved its selection in the task that calls this, which the editor learns later. */
   focus() {
+    const { anchor, head } = this.view.state.selection.main;
+    const [start, end] = [this.view.domAtPos(anchor), this.view.domAtPos(head)];
+    getSelection()?.setBaseAndExtent(start.node, start.offset, end.node, end.offset);
     this.view.focus();
   }
 

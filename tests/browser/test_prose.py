@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driver import Editor
+from tests.browser.driver import SURE, Editor
 from tests.browser.editor_pages import QUIET_MS, EditorPage
 from tests.browser.test_live import type_until_shown
 
@@ -21,7 +21,7 @@ def test_code_has_suggestions_only_when_asked_or_switched_on(open_page: Callable
     editor.text.focus()
     editor.page.keyboard.insert_text("```\n" + "The old man looked at the sea and\n" * 500)
     num_requests = len(editor.requests)
-    editor.type(" the")
+    editor.type(SURE)
     editor.page.wait_for_timeout(QUIET_MS)
     assert (editor.ghost_text, len(editor.requests)) == ("", num_requests)
     editor.press("Alt+Enter")
