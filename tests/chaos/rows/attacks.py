@@ -29,7 +29,7 @@ SETTLE_S = 2.0  # from an attack's begin to the first request that counts
 
 
 def _text(num_bytes: int) -> str:
-    return ("The old man looked at the sea, and said nothing. " * (num_bytes // 40))[:num_bytes]
+    return " ".join(f"She opened door {number}, and" for number in range(num_bytes // 20))[:num_bytes]
 
 
 def drip_bodies(port: int, _headers: dict[str, str], stop: Event) -> None:
@@ -140,7 +140,7 @@ class _Attacked:
 
     def bodies(self, num_bytes: int) -> list[Answer]:
         """Requests of the other key with a context of this size."""
-        body = json.dumps({"context": _text(num_bytes), "length": 1, "n": 1}).encode()
+        body = json.dumps({"context": _text(num_bytes), "length": 8}).encode()
         request = request_bytes("POST", "/autocomplete", body, self._headers["other"])
         answers: list[Answer] = []
         until = time.monotonic() + self._seconds
@@ -156,7 +156,7 @@ def withstand_attacks(context: Context, findings: Findings) -> None:
     """R28. Bodies that drip or have no valid key, sessions that are superseded, gzip members."""
     path = context.directory() / "keys"
     keys = {name: {"x-api-key": new_key(path, name, rate=0)[0]} for name in ("attacking", "other")}
-    tercet = context.shared(keys=str(path), api_key=keys["other"]["x-api-key"], ack_ms="1000")
+    tercet = context.shared(keys=str(path), api_key=keys["other"]["x-api-key"], dtype="auto", ack_ms="1000")
     attacked = _Attacked(tercet, keys, context.amount(2, 10), findings)
     try:
         for name, attack in (("dripped bodies", drip_bodies), ("invalid keys", upload_with_invalid_keys)):
