@@ -24,7 +24,7 @@ Attack = Callable[[int, dict[str, str], Event], None]
 NUM_DRIPPING, DRIPPED_BYTES, DRIP_S = 400, 10, 1.0
 NUM_UPLOADS = 60
 NUM_SESSIONS, SUPERSEDED_S = 4, 2.0
-NUM_GZIP = 4
+NUM_GZIP, GZIP_S = 4, 0.2  # within the default rate of a key, 20 requests per second
 SETTLE_S = 2.0  # from an attack's begin to the first request that counts
 
 
@@ -88,7 +88,7 @@ def send_empty_gzip_members(port: int, headers: dict[str, str], stop: Event) -> 
 
     def send(_number: int) -> None:
         with Connection(port) as connection:
-            while not stop.is_set():
+            while not stop.wait(GZIP_S):
                 connection.exchange(request)
 
     _run_threads(NUM_GZIP, send)

@@ -75,10 +75,14 @@ def test_a_request_that_is_larger_than_the_bound_is_served_alone(clients: Client
 
 def test_what_is_late_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> None:
     queue = WorkQueue(1, 30.0, 10_000)
-    late, closed, last = (clients.waiting(4000) for _ in range(3))
+    first, late, closed, last = (clients.waiting(4000) for _ in range(4))
+    queue.append(first, "")
+    assert queue.take_late(31.0) == []  # a thread is free
+    assert queue.take() is first
     queue.append(late, "")
     assert queue.take_late(29.0) == []
     assert queue.take_late(31.0) == [late]
+    queue.finish()
     queue.append(closed, "")
     assert queue.append(last, "") == []
     closed.phase = Phase.CLOSED
