@@ -71,8 +71,8 @@ class WorkQueue:
         self.num_answering -= 1
 
     def take_late(self, now: float) -> list[Connection]:
-        """Remove the requests that have waited for too long at `now` (`time.monotonic()`), and return them. While a thread
-        is free, none has: the leader takes it, however late the machine lets it."""
+        """Remove the requests that have waited for too long at `now` (`time.monotonic()`), and return them. None has
+        while a thread is free: the leader takes it, however late the machine lets it."""
         late = self._room.late(now) if self.num_answering >= self.max_threads else []
         for waiting in late:
             self._room.settle(waiting, _no_room())
