@@ -19,7 +19,7 @@ from gateway.api.openai.resources import CompletionsResource, ModelResource, Mod
 from gateway.api.openapi import DocumentResource, build_document
 from gateway.api.page import INDEX, AssetResource, StaticResource, docs_page, read_assets, service_worker
 from gateway.api.root import RootResource
-from gateway.api.sagemaker import Dialect, InvocationsResource, JumpStartResponder, PatsnapResponder
+from gateway.api.sagemaker import InvocationDialect, InvocationsResource, JumpStartResponder, PatsnapResponder
 from gateway.api.slots import SlotsResource, wants_page
 from gateway.api.tgi import (
     COMPLETE,
@@ -91,11 +91,11 @@ def make_routes(
     if settings.server.sagemaker:
         ready = ReadyResource(admission, is_draining, needs_every_model=False)
         dialects = {
-            "input": Dialect(PatsnapResponder(tgi).respond),
-            "inputs": Dialect(tgi.respond, TGI_ERRORS),
-            "text_inputs": Dialect(JumpStartResponder(tgi).respond, TGI_ERRORS),
-            "prompt": Dialect(completions.respond, OPENAI_ERRORS),
-            "context": Dialect(autocomplete.respond),
+            "input": InvocationDialect(PatsnapResponder(tgi).respond),
+            "inputs": InvocationDialect(tgi.respond, TGI_ERRORS),
+            "text_inputs": InvocationDialect(JumpStartResponder(tgi).respond, TGI_ERRORS),
+            "prompt": InvocationDialect(completions.respond, OPENAI_ERRORS),
+            "context": InvocationDialect(autocomplete.respond),
         }
         return {
             "/ping": Route(ready, Work.HEALTH, is_always_open),

@@ -15,7 +15,7 @@ A resource declares a class attribute, for example:
 Types are the msgspec types that parse requests and render answers, so the document cannot differ from them. A type's
 docstring and the `Meta.description` of its fields become the texts of its schema. Not declared here, because the
 builder knows them: HEAD and OPTIONS, the errors of the middleware (such as 401 and 413), the shape of errors (the
-resource's `error_format`), and whether the route needs an API key (`gateway.app.OPEN_ROUTES`).
+resource's `error_format`), and whether the route needs an API key (`gateway.routes`).
 """
 
 from __future__ import annotations

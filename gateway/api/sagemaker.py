@@ -70,7 +70,7 @@ MAX_LINES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class InvocationDialect:
     """How a request with a dialect's field is answered."""
 
     respond: Respond
@@ -80,7 +80,7 @@ class Dialect:
 class InvocationsResource:
     """`POST /invocations`."""
 
-    def __init__(self, dialects: Mapping[str, Dialect]) -> None:
+    def __init__(self, dialects: Mapping[str, InvocationDialect]) -> None:
         """
         Args:
             dialects: dialects by the field of the body that each of them requires.

@@ -1,4 +1,4 @@
-"""The GPT-2 engine: token ids in, sampled tokens out.
+"""The engine: token ids in, sampled tokens out.
 
 Knows a model and a device. Does not know HTTP, the environment, and other workers.
 """

@@ -21,8 +21,8 @@ from shared.weights import weight_files
 from workers.engine.devices import check_cpu, check_gpu
 from workers.engine.failures import LoadFailure
 from workers.engine.model.config import SHAPES, ModelConfig, own_name
+from workers.engine.model.hadamard import rotate, rotate_input, rotate_layer
 from workers.engine.model.linear import NEVER, DeviceHead, DeviceLinear, device_dtype
-from workers.engine.model.rotation import rotate, rotate_input, rotate_layer
 from workers.engine.model.transformer import Layer, Linear, LoadedModel, Norm, Transformer, rotations
 from workers.engine.model.weights import Affine, WeightReader
 from workers.text.tokenizer import Tokenizer

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gateway.api.page import STATIC
+from gateway.api.slots import ROUTES
+from gateway.server.served_app import Work
 from shared.api_keys import new_key
+from tests.e2e.harness import ROOT
 from tests.gateway.conftest import WARM, Gateway, MakeGateway
 from tests.gateway.pool.reservations import claim
 
@@ -48,6 +52,14 @@ def test_answers_are_those_of_completions(gateway: Gateway) -> None:
     answers = gateway.client.simulate_get("/slots").json["answers"]
     counts = dict(zip((*answers["bounds_s"], "all"), answers["counts"], strict=True))
     assert (counts[0.03], counts[0.05], counts[0.3], counts[0.5], counts[30], counts["all"]) == (0, 1, 1, 2, 2, 3)
+
+
+@pytest.mark.parametrize("document", ["nginx.conf", "grafana/dashboard.json"])
+def test_the_routes_of_completions_are_those_of_the_proxy_and_the_dashboard(gateway: Gateway, document: str) -> None:
+    routes = {path for path, route in gateway.app.routes.items() if route.work is Work.COMPLETIONS} - {"/"}
+    assert routes == ROUTES - {"/invocations"}
+    text = (ROOT / "deploy/supervision" / document).read_text()
+    assert all(re.search(rf"[|(/]{route[1:]}[|)]", text) for route in routes)
 
 
 @pytest.mark.parametrize(("accept", "is_page"), [(BROWSER, True), ("*/*", False), ("application/json", False)])

@@ -14,7 +14,7 @@ from tests.workers.engine.helpers import generate, random_ids, results, running_
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.loader import LoadedModel, build
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.rotation import rotate
+from workers.engine.model.hadamard import rotate
 from workers.engine.request import EngineRequest, SamplingParams
 
 SHAPE: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""The GPT-2 architecture and its checkpoint loader."""
+"""The architectures of GPT-2 and of Llama's family."""
