@@ -34,14 +34,14 @@ PIP = $(VENV)/bin/python -m pip
 # when it first does so: compiling every module of torch and transformers took a third of the set-up.
 INSTALL = install $$(test -t 1 || echo --quiet) --no-compile --only-binary :all:
 
-.PHONY: help help-all serve test test-integration test-all test-clients test-deploy chaos soak bench docs gpu gpu-wheels npm site vendor release embedded lint format setup setup-serve lock audit sbom clean
+.PHONY: help help-all serve test test-integration test-full test-all test-clients test-deploy chaos soak bench docs gpu gpu-wheels npm site vendor release embedded lint format setup setup-serve lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make serve             set up what is missing, then serve (Ctrl-C stops)'
 	@echo 'make test              set up what is missing, then run the tests (ARGS="-k name" selects); minutes'
 	@echo 'make test-integration  the tests with servers of their own, Chromium, nginx, redis and moto; 20 minutes'
-	@echo 'make test-all          every suite in one go, with one summary; two hours (again continues an interrupted run)'
+	@echo 'make -k test-all       every suite, one after the other; two hours (-k goes on after one that fails)'
 	@echo 'make lint              ruff, mypy, import-linter, oxlint and the limits of size, as CI runs them'
 	@echo 'make format            apply the fixes of ruff and oxlint, and formatting'
 	@echo 'make bench             measure (BENCH=http: the gateway under load; ARGS="--only engine" selects)'
@@ -86,9 +86,12 @@ test: $(DEV)
 test-integration: $(DEV)
 	@$(PYTEST) -m 'integration and not full and not clients and not deploy' $(PARALLEL) --numprocesses 2 $(ARGS)
 
-# Continues where an interrupted run was (ARGS="--help" lists options).
-test-all: $(DEV) $(TOOLS) $(CLIENTS)
-	@exec $(VENV)/bin/python -m tests.all $(ARGS)
+# Firefox, Obsidian, VS Code, the Triton interpreter, the benchmarks' commands.
+test-full: $(DEV)
+	@$(PYTEST) -m '(full or bench) and not clients and not deploy' --ignore=tests/clients -rs $(ARGS)
+
+test-all: PYTEST += --hypothesis-profile=full
+test-all: lint test test-integration test-full test-clients test-deploy chaos
 
 # The tests run in Tercet's environment, the clients in theirs.
 test-clients: $(DEV) $(CLIENTS)
