@@ -73,8 +73,9 @@ help-all: help
 serve: $(SERVE)
 	@exec $(VENV)/bin/tercet serve --fetch
 
-# GOMP_SPINCOUNT as in the workers (shared/worker_environment.py), because tests run more processes than cores.
-PYTEST = GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest
+# One thread each, because there is a process of tests per core, and their models are tiny: threads would wait for each
+# other, spinning. The plan of a server that a test starts says how many its workers have.
+PYTEST = OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 exec $(VENV)/bin/python -m pytest
 
 # One process of tests per core, which runs whole modules: a module's tests share fixtures. tests/conftest.py has the order.
 # Integration tests wait for servers, each of which uses the cores too.
