@@ -14,8 +14,7 @@ import re
 import secrets
 import tempfile
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +24,11 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import StartError
-from shared.watched_files import FilesUnsettled, WatchedFiles, file_signature, open_file
+from shared.watched_files import FilesUnsettled, WatchedFiles, open_file
 
 KEY_PREFIX = "tct_"
 NUM_KEY_BYTES = 32
-# How long a file that was written in place must be unchanged until a key is refused because its line is gone.
+# How long a file must be unchanged until a key is refused because its line is gone.
 SETTLE_S = 3.0
 MAX_BYTES = 64 << 20  # of the file: a line has some 200
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
@@ -59,24 +58,16 @@ class KeyFile:
     """The valid keys of a file, read again when the file changes. Thread-safe. To find one, no file is touched.
 
     A key that the file marks as revoked is refused at the next look, even if other lines or the mode are wrong. While
-    something is wrong, all else stays as it was: no key is added, none is lost. A key whose line is gone is refused at
-    once if the file was replaced as a whole; if it was written in place, or ends inside a line, after `SETTLE_S`
-    without a change, because a file that is being rewritten lacks lines.
+    something is wrong, all else stays as it was: no key is added, none is lost. A key whose line is gone is refused
+    when the file has not been written for `SETTLE_S`, because a file that is being rewritten lacks lines.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         """A file that cannot be read at first makes no key valid until it can; `read_keys` at start reports that
-        earlier.
-
-        Args:
-            clock: monotonic seconds.
-        """
-        self._path, self._clock = path, clock
+        earlier."""
+        self._path = path
         self._valid: tuple[ApiKey, ...] = ()
         self._revoked: frozenset[str] = frozenset()
-        self._file: int | None = None  # descriptor of the file, kept open so that another file cannot have its inode
-        self._close_file: Callable[[], object] = lambda: None
-        self._unsettled: tuple[object, float] | None = None  # signature of a file that lacks keys, and since when
         self._files = WatchedFiles[tuple[()]]("TERCET_KEYS", (path,), self._read, initial=())
 
     def find(self, candidates: Sequence[str]) -> ApiKey | None:
@@ -105,47 +96,27 @@ class KeyFile:
             StartError: as `read_keys`.
             FilesUnsettled: the file lacks keys, and may be about to get them.
         """
-        signature = file_signature(self._path)
         content = _read_file(self._path)
         self._revoked = frozenset(key.id for key in content.keys if key.revoked)
         self._valid = tuple(key for key in self._valid if key.id not in self._revoked)
         if content.error is not None:
-            os.close(content.file)
             raise content.error
         listed = {key.id for key in content.keys}
         lacking = [key for key in self._valid if key.id not in listed]
-        is_whole = self._is_another(content.file) and content.ends_with_line
-        valid = [key for key in content.keys if key.revoked is None]
-        if lacking and not is_whole and not self._is_settled(signature):
-            os.close(content.file)
-            self._valid = (*valid, *lacking)
+        is_settled = not 0 <= time.time() - content.written_at < SETTLE_S
+        self._valid = tuple(key for key in content.keys if key.revoked is None)
+        if lacking and not is_settled:
+            self._valid += tuple(lacking)
             raise FilesUnsettled
-        self._valid = tuple(valid)
-        self._unsettled = None
-        self._close_file()
-        self._file = content.file
-        self._close_file = weakref.finalize(self, os.close, content.file)
         return ()
-
-    def _is_another(self, file: int) -> bool:
-        """Whether a file is not the one that was read last."""
-        if self._file is None:
-            return True
-        return not os.path.samestat(os.fstat(file), os.fstat(self._file))
-
-    def _is_settled(self, signature: object) -> bool:
-        if self._unsettled is None or self._unsettled[0] != signature:
-            self._unsettled = signature, self._clock()
-        return self._clock() - self._unsettled[1] >= SETTLE_S
 
 
 class _KeyFileContent(NamedTuple):
-    """What of a key file can be read. `file`: its open descriptor. `error`: what is wrong with the rest."""
+    """What of a key file can be read. `error`: what is wrong with the rest. `written_at`: Unix seconds."""
 
-    file: int
     keys: list[ApiKey]
     error: StartError | None
-    ends_with_line: bool
+    written_at: float
 
 
 def read_keys(path: Path) -> list[ApiKey]:
@@ -156,7 +127,6 @@ def read_keys(path: Path) -> list[ApiKey]:
             no contents of the file.
     """
     content = _read_file(path)
-    os.close(content.file)
     if content.error is not None:
         raise content.error
     return content.keys
@@ -170,7 +140,6 @@ def _read_file(path: Path) -> _KeyFileContent:
     remedy = "`tercet key new NAME` creates it, or correct the path"
     with open_file(path, f"key file {path} (TERCET_KEYS)", remedy) as opened:
         status, data = os.fstat(opened.fileno()), opened.read(MAX_BYTES)
-        file = os.dup(opened.fileno())
     wrong = None
     if status.st_mode & _others_mode(status.st_uid, os.geteuid()):
         wrong = f"The key file {path} (TERCET_KEYS) may be read or written by other users: run `chmod 600 {path}`."
@@ -191,7 +160,7 @@ def _read_file(path: Path) -> _KeyFileContent:
         # Of two lines with an id, a revocation counts.
         if key.id not in keys or key.revoked:
             keys[key.id] = key
-    return _KeyFileContent(file, [*keys.values()], StartError(wrong) if wrong else None, data.endswith(b"\n"))
+    return _KeyFileContent([*keys.values()], StartError(wrong) if wrong else None, status.st_mtime)
 
 
 def _others_mode(owner_id: int, user_id: int) -> int:
