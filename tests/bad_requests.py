@@ -7,7 +7,6 @@ the same requests serve the app in this process and a running server.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from msgspec import structs
 
 from gateway.api.schema import AutocompleteRequest, FeedbackRequest
 from shared.errors import PROBLEM_JSON, TercetError
+from tests.e2e.edge_numbers import EDGES, NOT_JSON
 
 # Statuses of the server's side that are promises: no room, and no time.
 DECLARED_5XX = {503, 504}
@@ -96,30 +96,6 @@ def call_app(app: Any, request: HttpRequest) -> tuple[int, dict[str, str], bytes
     return int(start.status[:3]), start.headers_dict, body
 
 
-EXTREME_NUMBERS: list[float] = [
-    0,
-    -0.0,
-    -1,
-    0.5,
-    1,
-    3,
-    5e-324,
-    -5e-324,
-    1e-320,
-    1e-300,
-    2.2250738585072014e-308,
-    1e300,
-    math.inf,
-    -math.inf,
-    math.nan,
-    2**31,
-    2**53,
-    2**63 - 1,
-    2**63,
-    2**64,
-    10**400,
-    -(10**400),
-]
 ODD_TEXTS = [
     "",
     " ",
@@ -143,7 +119,7 @@ ODD_TEXTS = [
 ]
 _texts = st.one_of(st.sampled_from(ODD_TEXTS), st.text(max_size=40))
 _numbers: st.SearchStrategy[float] = st.one_of(
-    st.sampled_from(EXTREME_NUMBERS), st.integers(-10, 300), st.floats(width=64)
+    st.sampled_from([json.loads(number) for number in (*EDGES, *NOT_JSON)]), st.integers(-10, 300), st.floats(width=64)
 )
 _values = st.recursive(
     st.one_of(st.none(), st.booleans(), _numbers, _texts),

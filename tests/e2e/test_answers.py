@@ -16,18 +16,6 @@ pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
 
 
-def test_three_different_continuations(tercet: Tercet) -> None:
-    answer = tercet.ask(OPENING, seed=7)
-    values = [sentence["value"] for sentence in answer["sentences"]]
-    assert len(values) == len(set(values)) == 3
-    assert all(value.strip() for value in values)
-    assert (answer["model"], answer["partial"], answer["errors"]) == ("embedded", False, [])
-    assert (answer["seed"], {sentence["seed"] for sentence in answer["sentences"]}) == (7, {7, 8, 9})
-    scores = [sentence["score"] for sentence in answer["sentences"]]
-    assert scores == sorted(scores, reverse=True)
-    assert all(10 < sentence["tokens"] <= 20 for sentence in answer["sentences"])
-
-
 def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: Tercet) -> None:
     answer = tercet.client.post(
         "/autocomplete",

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
-from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from tests.e2e.harness import exchange_bytes
 from tests.e2e.shared_servers import SharedServer
@@ -83,10 +79,6 @@ def ask(connection: HTTPConnection, data: bytes, method: str = "POST") -> tuple[
     return response.status, response.read().decode()
 
 
-def values(answer: dict[str, Any]) -> list[str]:
-    return [sentence["value"] for sentence in answer["sentences"]]
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_every_route_takes_a_body_in_chunks(connection: HTTPConnection, way: str) -> None:
     for path, body in BODIES.items():
@@ -102,14 +94,6 @@ def test_every_route_takes_a_body_in_chunks(connection: HTTPConnection, way: str
     ):
         found, _ = ask(connection, head(path, CHUNKED, WAYS[way], method=method) + in_chunks(b"{}"), method)
         assert found == status, (method, path)
-
-
-def test_a_body_in_chunks_above_the_limit_is_refused_while_it_is_sent(tercet: SharedServer) -> None:
-    chunk = b"10000\r\n" + b"x" * (1 << 16) + b"\r\n"
-    answer = exchange_bytes(tercet.port, head("/jobs", CHUNKED), *[chunk] * 17)  # and no end
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert b"TERCET_MAX_BODY_BYTES" in answer
-    assert b"connection: close" in answer.lower()
 
 
 @pytest.mark.parametrize("fields", [CHUNKED + b"Content-Length: 5\r\n", CHUNKED])
@@ -143,90 +127,3 @@ def test_health_checks_need_no_host(tercet: SharedServer) -> None:
         assert b" 200 " in exchange_bytes(tercet.port, request)[:13], request
     assert b" 400 " in exchange_bytes(tercet.port, b"GET /info HTTP/1.1\r\nConnection: close\r\n\r\n")[:13]
     assert b" 421 " in exchange_bytes(tercet.port, b"GET /info HTTP/1.0\r\n\r\n")[:13]
-
-
-# Clients of other languages.
-
-
-def test_a_net_client(tercet: SharedServer) -> None:
-    """The bytes and writes of `HttpClient.PostAsJsonAsync` in .NET 8, which is not installed here. It reads until the
-    idle connection is closed."""
-    body = json.dumps(BODIES["/v1/completions"]).encode()
-    answer = exchange_bytes(
-        tercet.port,
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost:%d\r\nTransfer-Encoding: chunked\r\n" % tercet.port
-        + b"Content-Type: application/json; charset=utf-8\r\n\r\n",
-        b"%X\r\n" % len(body),
-        body,
-        b"\r\n",
-        b"0\r\n\r\n",
-    )
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert b'"object":"text_completion"' in answer
-
-
-def test_generators_as_bodies_of_requests_and_httpx(tercet: SharedServer) -> None:
-    def pieces() -> Iterator[bytes]:
-        yield from (piece.encode() for piece in json.JSONEncoder().iterencode(BODIES["/autocomplete"]))
-
-    expected = values(tercet.client.post("/autocomplete", json=BODIES["/autocomplete"]).json())
-    with requests.Session() as session:
-        session.trust_env = False
-        assert values(session.post(f"{tercet.url}/autocomplete", data=pieces()).json()) == expected
-    for headers in ({}, {"Expect": "100-continue"}):
-        answer = tercet.client.post("/autocomplete", content=pieces(), headers=headers)
-        assert values(answer.json()) == expected
-
-
-NODE = """
-const body = new ReadableStream({
-    start(controller) {
-        for (const piece of process.argv[2].match(/.{1,9}/g)) controller.enqueue(new TextEncoder().encode(piece));
-        controller.close();
-    }
-});
-const answer = await fetch(process.argv[1], {method: "POST", body, duplex: "half"});
-console.log(answer.status, await answer.text());
-"""
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="no node")
-def test_a_stream_as_the_body_of_fetch_in_node(tercet: SharedServer) -> None:
-    command = ["node", "--input-type=module", "--eval", NODE, "--", f"{tercet.url}/v1/completions"]
-    printed = subprocess.run(
-        [*command, json.dumps(BODIES["/v1/completions"])], capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert printed.startswith("200 "), printed
-    assert '"object":"text_completion"' in printed
-
-
-JAVA = """
-import java.io.ByteArrayInputStream;
-import java.net.URI;
-import java.net.http.HttpClient;
-import java.net.http.HttpRequest;
-import java.net.http.HttpResponse;
-
-public class Post {
-    public static void main(String[] arguments) throws Exception {
-        byte[] body = arguments[1].getBytes("UTF-8");
-        HttpClient client = HttpClient.newHttpClient();  // asks for HTTP/2 by an upgrade to h2c
-        for (var publisher : new HttpRequest.BodyPublisher[] {
-            HttpRequest.BodyPublishers.ofInputStream(() -> new ByteArrayInputStream(body)),
-            HttpRequest.BodyPublishers.ofByteArray(body)
-        }) {
-            HttpRequest request = HttpRequest.newBuilder(URI.create(arguments[0])).POST(publisher).build();
-            System.out.println(client.send(request, HttpResponse.BodyHandlers.ofString()).statusCode());
-        }
-    }
-}
-"""
-
-
-@pytest.mark.skipif(not shutil.which("java"), reason="no java")
-def test_javas_http_client_with_a_stream_and_an_upgrade_to_h2c(tercet: SharedServer, tmp_path: Path) -> None:
-    source = tmp_path / "Post.java"
-    source.write_text(JAVA)
-    command = ["java", str(source), f"{tercet.url}/autocomplete", json.dumps(BODIES["/autocomplete"])]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert run.stdout.split() == ["200", "200"], run

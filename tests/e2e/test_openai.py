@@ -58,29 +58,6 @@ def test_choices_are_those_of_consecutive_seeds_alone_for_each_prompt_of_a_list(
     assert by_ids.usage.prompt_tokens == together.usage.prompt_tokens == sum(len(ids_of(text)) for text in prompts)
 
 
-@pytest.mark.parametrize("ids", [[5], [0], [0, *ids_of(PROMPT)], (ids_of(PROMPT) * 200)[: N_CTX - 1]])
-def test_an_echoed_prompt_has_a_log_probability_for_each_token_and_one_more(client: OpenAI, ids: list[int]) -> None:
-    """As evaluation harnesses read them: a token is the likeliest if no other has a greater value."""
-    answer = complete(client, [ids], echo=True, logprobs=1, max_tokens=1, temperature=0)
-    [choice] = answer.choices
-    assert choice.logprobs is not None
-    tokens, values, tops = choice.logprobs.tokens, choice.logprobs.token_logprobs, choice.logprobs.top_logprobs
-    assert tokens is not None
-    assert values is not None
-    assert tops is not None
-    assert len(values) == len(tops) == len(ids) + 1
-    assert values[0] is None
-    assert all(value <= max(top.values()) for value, top in zip(values[1:], tops[1:], strict=True))
-    assert values[-1] == max(tops[-1].values())
-    assert choice.text.startswith(tokenizer.decode(ids, skip_special_tokens=False))
-    assert (tokens[0] == "<|endoftext|>") == (ids[0] == 0)
-    # The same text is encoded to the same tokens, and the prompt alone has the same values.
-    alone = complete(client, tokenizer.decode(ids, skip_special_tokens=False), echo=True, logprobs=0, max_tokens=0)
-    assert alone.choices[0].logprobs is not None
-    assert alone.choices[0].logprobs.token_logprobs is not None
-    assert alone.choices[0].logprobs.token_logprobs[1:] == pytest.approx(values[1:-1], abs=1e-3)
-
-
 def assert_scores_are_consistent(choice: CompletionChoice, num_tokens: int, num_tops: int) -> None:
     scores = choice.logprobs
     assert scores is not None

@@ -69,16 +69,6 @@ def test_refusals_come_at_once_on_a_connection_that_stays_open(slow: SharedServe
     assert metric(slow, REFUSED) == before + 31
 
 
-def test_pipelined_requests_are_all_refused_in_order(slow: SharedServer) -> None:
-    with full(slow), socket.create_connection(("127.0.0.1", slow.port)) as sock:
-        sock.sendall(REQUEST * 20)
-        sock.settimeout(5)
-        data = b""
-        while data.count(b"HTTP/1.1 503 ") < 20 or not data.endswith(b"}\n"):
-            data += sock.recv(1 << 16)
-        assert data.count(b'"code":"overloaded"') == 20
-
-
 @pytest.mark.integration
 def test_health_checks_are_answered_while_all_threads_and_descriptors_are_in_use(tmp_path: Path) -> None:
     """A balancer, or SageMaker, would replace a server that does not answer them. Few descriptors mean few threads.

@@ -216,20 +216,6 @@ def test_token_ids_that_do_not_fit_are_refused(api: Api) -> None:
         assert f"max_tokens is {max_tokens}: together more than {N_CTX}" in error["message"]
 
 
-@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 0}, {"echo": True, "logprobs": 20, "n": 3}, {}])
-def test_prompts_that_fill_the_context_are_scored_without_new_tokens(api: Api, fields: dict[str, Any]) -> None:
-    answer = complete(api, prompt=[[1] * N_CTX, [2] * N_CTX], max_tokens=0, **fields)
-    assert answer["usage"]["completion_tokens"] == 0
-    num_choices = 2 * fields.get("n", 1)
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * num_choices
-    assert all(call.sampling.max_new_tokens == 0 for call in api.pool.workers[0].calls)
-    for choice in answer["choices"]:
-        if "logprobs" in fields:
-            assert {len(items) for items in choice["logprobs"].values()} == {N_CTX}
-        else:
-            assert choice["text"] == ""
-
-
 # Log-probabilities, echo, best_of, clean -----------------------------------------------------------
 
 

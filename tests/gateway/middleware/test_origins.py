@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from falcon.testing import Result
 
+from gateway.cors import refusal_headers, response_headers
+from shared.settings import Settings
 from tests.gateway.conftest import Gateway, MakeGateway
 
 LISTED = "https://notes.example"
@@ -212,3 +214,19 @@ def test_options_without_a_preflight_lists_the_methods(listed: Gateway) -> None:
         assert response.status_code == 200
         assert set(response.headers["Allow"].split(", ")) >= {"GET", "POST"}
         assert "Access-Control-Allow-Methods" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_readable"),
+    [
+        (f"origin:{LISTED} ", True),
+        ("Origin: https://evil.example", False),
+        (f"Origin: {LISTED}\r\nOrigin: https://evil.example", False),
+        (f"Referer: {LISTED}/page", False),
+        (f"\r\nOrigin: {LISTED}", False),  # in the body
+    ],
+)
+def test_a_listed_page_may_read_why_what_is_no_request_was_refused(fields: str, is_readable: bool) -> None:
+    request = f"GET / HTTP/1.1\r\nHost: localhost\r\n{fields}\r\nBad field\r\n\r\n".encode()
+    headers = refusal_headers(request, Settings.load({"TERCET_ORIGINS": LISTED}).access)
+    assert headers == (response_headers(LISTED) if is_readable else [])

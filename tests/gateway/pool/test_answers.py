@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,17 +11,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.pool.access import RemoteAccess
 from gateway.pool.answers import MAX_DETAIL_CHARS, usable_state
-from gateway.pool.client import BranchError, SlotClient
 from shared import wire
 from shared.cancellation import HangupWatcher
-from shared.plan import Remote, Slot
-from shared.protocol import Done, Failed, GenerateRequest, Sampling, State, Token, TokenizeResponse, Tokens
+from shared.protocol import Done, GenerateRequest, State, Token
 from tests.gateway.api.conftest import Api
 from tests.gateway.exposition import samples
 from tests.gateway.generation.stubs import MakePool, Raw, completion
-from tests.gateway.pool.helpers import END, HEAD, Server, chunk, serving_requests
 
 # The codes of failed calls.
 CODES = (
@@ -134,82 +128,3 @@ def test_a_state_has_known_counters_and_a_reason_of_bounded_length() -> None:
     state = usable_state(State(state="warm", counters=counters, reason="r" * 9999))
     assert state.counters == {"failures.hang": 1, "failures.unknown": 5, "sequences.eos": 4, "prompt_tokens": 5}
     assert len(state.reason or "") == MAX_DETAIL_CHARS + 1
-
-
-# The client by itself: states and tokens too, and changed bytes -----------------------------------
-
-REQUEST = GenerateRequest(prompt="ab", sampling=Sampling(max_new_tokens=5), stream=True, echo=True, logprobs=2)
-VALID = [
-    *completion(REQUEST, TEXT),
-    Failed(code="hang", detail="d"),
-    State(state="warm", counters={"restarts": 1}),
-    TokenizeResponse(ids=[5, 6], texts=["a", " b"], ends=[1, 3], n_ctx=1024, eos_id=0),
-]
-
-
-@st.composite
-def lines(draw: st.DrawFn) -> bytes:
-    """A line of any kind, with some of its fields changed or missing, or bytes changed."""
-    fields = msgspec.to_builtins(draw(st.sampled_from(VALID)))
-    for name in draw(st.lists(st.sampled_from([*fields, "new"]), max_size=3)):
-        if draw(st.booleans()):
-            fields[name] = draw(_values)
-        else:
-            fields.pop(name, None)
-    data = bytearray(json.dumps(fields).encode())
-    for at in draw(st.lists(st.integers(0, len(data) - 1), max_size=2)):
-        data[at] = draw(st.integers(0, 255))
-    return bytes(data) + b"\n" * draw(st.sampled_from([1, 1, 1, 0, 3]))
-
-
-ACTS: list[Callable[[SlotClient], object]] = [
-    lambda client: [line for batch in client.call(REQUEST, time.monotonic() + 5).lines() for line in batch],
-    lambda client: list(client.states()),
-    lambda client: client.tokenize("a b", 5.0).result(),
-]
-
-
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(body=st.lists(lines(), max_size=4), act=st.sampled_from(ACTS), status=st.sampled_from([200, 200, 200, 422, 503]))
-def test_whatever_a_worker_sends_is_an_answer_or_a_failure_of_a_listed_code(
-    body: list[bytes], act: Callable[[SlotClient], object], status: int
-) -> None:
-    def answer(connection: socket.socket, _request: bytes) -> None:
-        parts = [chunk(part) for part in body if part]
-        connection.sendall(b"".join([HEAD.replace(b"200", b"%d" % status), *parts, END]))
-
-    with serving_requests(answer) as server:
-        client = _client(server)
-        found = _outcome(client, act)
-        client.close()
-    if isinstance(found, BranchError):
-        assert found.code in CODES
-        assert len(found.detail) <= MAX_DETAIL_CHARS + 100
-    else:
-        _check(found)
-
-
-def _outcome(client: SlotClient, act: Callable[[SlotClient], object]) -> object:
-    try:
-        return act(client)
-    except BranchError as error:
-        return error
-
-
-def _client(server: Server) -> SlotClient:
-    host, _, port = server.address.partition(":")
-    slot = Slot(0, "", "small", "", 0, remote=Remote("http", host, host, int(port), ""))
-    return SlotClient(slot, 5.0, RemoteAccess(None, None))
-
-
-def _check(found: object) -> None:
-    if isinstance(found, Tokens):
-        assert len(found.ids) == len(found.ends)
-        return
-    assert isinstance(found, list)
-    for line in found:
-        if isinstance(line, State):
-            assert set(line.counters) <= {"restarts"}
-        elif isinstance(line, Done):
-            assert line.token_texts is not None
-            assert len(line.token_ids) == len(line.token_texts) == len(line.ends)
