@@ -20,7 +20,7 @@ from falcon.routing import CompiledRouter
 
 from gateway.api.autocompletion import Autocompletion, PredictionSettings
 from gateway.api.error_handlers import add_error_handlers
-from gateway.api.openai.error_format import UnknownRoutes
+from gateway.api.openai import error_format as openai
 from gateway.api.page import ASKED_PATH
 from gateway.entrance import Entrance
 from gateway.generation.fanout import MAX_BRANCHES_AT_ONCE, Fanout
@@ -54,7 +54,6 @@ from shared.tracing import Tracing, start_tracing
 # row, also of the requests that run at a time. The rest is left to clients that wait.
 JOB_SHARE = 0.25
 BRANCHES_PER_REQUEST = 3
-UNKNOWN_OPENAI_ROUTES = UnknownRoutes()
 # How alike two names must be (0 to 1): `completion` and `completions` are, `chat` and `static` are not.
 MIN_SIMILARITY = 0.75
 # The names of a path that are compared, at most: a path of thousands would take a thread for a second.
@@ -175,11 +174,11 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         return None if found is None else self.routes.get(found[3] or "")
 
     def find_resource(self, req: falcon.Request) -> object:
-        """The resource or the sink that a request is routed to, or None."""
+        """The resource that a request is routed to, or None. Unknown paths of OpenAI's API are as its completions."""
         route = self.router.find(req.path, req)
-        if route is not None:
-            return route[0]
-        return UNKNOWN_OPENAI_ROUTES if req.path.startswith(UNKNOWN_OPENAI_ROUTES.prefix) else None
+        if route is None and req.path.startswith(openai.PREFIX):
+            route = self.router.find("/v1/completions")
+        return None if route is None else route[0]
 
     def find_near(self, path: str) -> str | None:
         """Methods and path of the route that was probably meant, as "POST /v1/completions"; None: none is near."""
@@ -190,13 +189,6 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
                 methods = [method for method in ("GET", "POST") if hasattr(resource, f"on_{method.lower()}")]
                 return f"{' or '.join(methods)} {routes[found]}"
         return None
-
-    def refuse_unknown(self, req: falcon.Request, resp: falcon.Response, **_: object) -> None:
-        """Answer an unknown path below that of OpenAI's routes."""
-        near = self.find_near(req.path)
-        if near is not None and UNKNOWN_OPENAI_ROUTES.prefix not in near:
-            raise falcon.HTTPNotFound
-        UNKNOWN_OPENAI_ROUTES(req, resp)
 
 
 def create_app(
@@ -235,8 +227,6 @@ def create_app(
     )
     for path, route in app.routes.items():
         app.add_route(path, route.resource)
-    if not settings.server.sagemaker:
-        app.add_sink(app.refuse_unknown, UNKNOWN_OPENAI_ROUTES.prefix)
     if jobs is not None:
         is_revoked = None if key_file is None else key_file.is_revoked
         jobs.start(autocompletion.compute, is_revoked)

@@ -13,6 +13,7 @@ import falcon
 import structlog
 
 from gateway.api.error_formats import error_format_of
+from gateway.api.openai import error_format as openai
 from gateway.metrics import Metrics
 from shared.errors import (
     MalformedRequest,
@@ -97,7 +98,12 @@ def _translate(
         return MethodNotAllowed(f"{req.path} takes {allowed}, not {req.method}.{hint}", headers={"Allow": allowed})
     if isinstance(error, falcon.HTTPNotFound):
         near = find_near(req.path)
-        hint = "try POST /autocomplete, GET /health/ready or GET /metrics." if near is None else f"did you mean {near}?"
+        if req.path.startswith(openai.PREFIX) and (near is None or openai.PREFIX in near):
+            hint = openai.SERVED
+        elif near is None:
+            hint = "try POST /autocomplete, GET /health/ready or GET /metrics."
+        else:
+            hint = f"did you mean {near}?"
         return NotFound(f"{req.path} is not served here; {hint}")
     if req.method not in falcon.HTTP_METHODS:
         return MalformedRequest(f"The method must be one of {', '.join(falcon.HTTP_METHODS)}, in capital letters.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import falcon
 import msgspec
 
 from gateway.api import sse
@@ -14,7 +13,6 @@ from gateway.generation.selection import no_completion_error
 from shared.errors import (
     FieldError,
     InvalidRequest,
-    NotFound,
     PromptTooLong,
     QuotaExceeded,
     TercetError,
@@ -61,23 +59,12 @@ class OpenAIErrors:
 
 
 OPENAI_ERRORS: ErrorFormat = OpenAIErrors()
-
-
-class UnknownRoutes:
-    """A Falcon sink for `/v1/`: what OpenAI's API has and this server lacks."""
-
-    prefix = "/v1/"
-    error_format = OPENAI_ERRORS
-
-    def __call__(self, req: falcon.Request, resp: falcon.Response, **_: object) -> None:
-        """
-        Raises:
-            NotFound: always.
-        """
-        raise NotFound(
-            f"{req.path} is not served here; of OpenAI's API there are POST /v1/completions, GET /v1/models and"
-            " GET /v1/models/{model}. GPT-2 completes texts: send a chat's messages as one prompt."
-        )
+# What of OpenAI's API is served, for an unknown path below its routes.
+PREFIX = "/v1/"
+SERVED = (
+    "of OpenAI's API there are POST /v1/completions, GET /v1/models and GET /v1/models/{model}. GPT-2 completes texts:"
+    " send a chat's messages as one prompt."
+)
 
 
 def branch_error(failures: list[BranchFailure]) -> TercetError:
