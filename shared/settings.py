@@ -49,6 +49,8 @@ REMOVED = {
 }
 # Read by the command line as a client of a running server.
 CLIENT = frozenset({"TERCET_API_KEY", "TERCET_API_KEY_FILE"})
+# The setting that may hold a password, and the variable of a file that has its value.
+SECRET, SECRET_FILE = "TERCET_JOBS", "TERCET_JOBS_FILE"
 DEFAULT_JOB_STORE = "sqlite:~/.local/state/tercet/jobs-<port>.sqlite3"
 
 Compute = Literal["auto", "cpu"]
@@ -79,7 +81,6 @@ def _setting(
     name: str | None = None,
     shown: str | None = None,
     parse: Callable[[str], Any] | None = None,
-    is_secret: bool = False,
 ) -> Any:
     """A field of a group of settings.
 
@@ -88,11 +89,10 @@ def _setting(
         name: the variable's name after TERCET_, where it is not the field's.
         shown: the default as the reference prints it, where it is not the value.
         parse: text to value, or ValueError that completes "NAME='text' …"; by default from the field's type.
-        is_secret: it may hold a password: `<variable>_FILE` may name a file that has the value.
     """
     if shown is None:
         shown = f"{default:g}" if isinstance(default, float) else "(none)" if default in (None, ()) else str(default)
-    metadata = {"parse": parse, "shown": shown, "unit": unit, "name": name, "is_secret": is_secret}
+    metadata = {"parse": parse, "shown": shown, "unit": unit, "name": name}
     return field(default=default, metadata=metadata)
 
 
@@ -270,9 +270,7 @@ class JobSettings:
         queue: jobs that may be queued or running; an API key may have a quarter of them
     """
 
-    store: str | None = _setting(
-        None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=values.parse_job_store, is_secret=True
-    )
+    store: str | None = _setting(None, "URL", name="JOBS", shown=DEFAULT_JOB_STORE, parse=values.parse_job_store)
     ttl_s: Annotated[float, Meta(ge=1, le=31_536_000)] = _setting(86_400.0, "seconds", name="JOB_TTL_S")
     queue: Annotated[int, Meta(ge=1, le=1_000_000)] = _setting(1000, "jobs", name="JOB_QUEUE")
 
@@ -336,7 +334,7 @@ class Settings:
             for setting in fields(group)
         }
         wrong: list[str] = []
-        environ = _with_secrets(environ, wrong)
+        environ = _with_secret(environ, wrong)
         found: dict[str, dict[str, Any]] = {group_name: {} for group_name, _ in _groups()}
         for name in sorted(environ):
             if not name.startswith(PREFIX) or name in INTERNAL | CLIENT:
@@ -458,28 +456,24 @@ def _is_service_link(name: str, value: str) -> bool:
     return has_address or _SERVICE_LINK.fullmatch(name) is not None
 
 
-def _with_secrets(environ: Mapping[str, str], wrong: list[str]) -> dict[str, str]:
-    """The variables, with the contents of the files that `…_FILE` name for settings that may hold a password.
+def _with_secret(environ: Mapping[str, str], wrong: list[str]) -> dict[str, str]:
+    """The variables, with the content of the file that `TERCET_JOBS_FILE` names.
 
     Args:
-        wrong: gets what is wrong with them.
+        wrong: gets what is wrong with it.
     """
     found = dict(environ)
-    for _, group in _groups():
-        for setting in fields(group):
-            name = _variable(setting)
-            path = found.pop(f"{name}_FILE", "") if setting.metadata["is_secret"] else ""
-            if not path:
-                continue
-            if environ.get(name, "").strip():
-                wrong.append(f"{name} and {name}_FILE are both set")
-                continue
-            try:
-                found[name] = absolute_path(path).read_text(encoding="utf-8").strip()
-            except (OSError, ValueError) as error:
-                is_text = not isinstance(error, UnicodeDecodeError)
-                reason = error.strerror if isinstance(error, OSError) else f"it {error if is_text else 'is not UTF-8'}"
-                wrong.append(f"{name}_FILE={path!r} cannot be read: {reason}")
+    if not (path := found.pop(SECRET_FILE, "")):
+        return found
+    if environ.get(SECRET, "").strip():
+        wrong.append(f"{SECRET} and {SECRET_FILE} are both set")
+        return found
+    try:
+        found[SECRET] = absolute_path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        is_text = not isinstance(error, UnicodeDecodeError)
+        reason = error.strerror if isinstance(error, OSError) else f"it {error if is_text else 'is not UTF-8'}"
+        wrong.append(f"{SECRET_FILE}={path!r} cannot be read: {reason}")
     return found
 
 
