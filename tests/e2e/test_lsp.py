@@ -290,16 +290,6 @@ def test_settings_are_fetched_or_sent(
     assert client.inline(0, len(SURE))
 
 
-def test_settings_that_cannot_be_used_are_named(connect: Callable[..., LspClient]) -> None:
-    client = connect(NEOVIM, initial={"mode": "always"}, settings={"mode": "live", "url": "tercet.example"})
-    client.open(SURE)
-    assert client.inline(0, len(SURE))
-    texts = [text for _, text in client.shown]
-    assert [text.startswith("Tercet's settings are not used: ") for text in texts] == [True, True]
-    assert "`$.mode`" in texts[0]
-    assert "it must be like http://127.0.0.1:8000" in texts[1]
-
-
 def test_no_text_of_a_document_is_logged_nor_shown(tercet: SharedServer) -> None:
     client = LspClient(NEOVIM, environ=tercet.environ)
     client.open("canary " + SURE)

@@ -229,17 +229,6 @@ def test_a_client_that_hangs_up_ends_its_branches(make_api: MakeApi) -> None:
     api.pool.wait_until_idle()
 
 
-def test_a_newer_request_of_a_session_ends_the_older_with_409(make_api: MakeApi) -> None:
-    def first_hangs(request: GenerateRequest) -> Iterator[Step]:
-        yield from hang(request) if request.seed >= 100 else three_texts(request)
-
-    api = make_api(first_hangs)
-    with held_request(api, session="s", seed=100) as older:
-        assert api.complete(seed=0, session="s").status_code == 200
-    assert (older.result().status_code, older.result().json["code"]) == (409, "superseded")
-    assert older.result().headers["x-should-retry"] == "false"
-
-
 def test_a_stream_has_text_deltas_then_sentences_then_the_whole_answer(make_api: MakeApi) -> None:
     is_received = [threading.Event() for _ in range(3)]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from shared.errors import ShuttingDown
 from shared.protocol import TokenizeResponse
 from tests.gateway.api.conftest import MakeApi
 from tests.gateway.api.test_refusals import Key, Keys, quick
@@ -35,11 +34,10 @@ class Worker:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)
-@pytest.mark.parametrize("end", ["client", "stop"])
-def test_a_request_for_tokens_counts_in_its_keys_concurrency_and_ends_at_once(
-    make_api: MakeApi, method: str, path: str, body: dict[str, Any] | None, end: str
+def test_a_request_for_tokens_counts_in_its_keys_concurrency_and_ends_with_its_client(
+    make_api: MakeApi, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
-    """60 texts of one key were tokenized at once, and went on after their client had gone."""
+    """60 texts of one key were tokenized at once. `tests/gateway/pool/test_tokenizing.py` has other ends."""
     worker = Worker()
     api = make_api(quick, tokenize=worker, settings={"key_concurrency": "1"})
     api.app.add_middleware(Keys(a=Key()))
@@ -50,14 +48,10 @@ def test_a_request_for_tokens_counts_in_its_keys_concurrency_and_ends_at_once(
         held = threads.submit(api.request, method, path, json=body, headers=headers, extras=extras)
         assert worker.has_text.wait(5)
         assert api.request(method, path, json=body, headers=headers).status_code == 429
-        if end == "client":
-            peer.close()
-        else:
-            api.app.cancel_all(ShuttingDown("The server is being stopped."))
-        status = held.result(5).status_code
+        peer.close()
+        assert held.result(5).status_code == 499
         worker.is_free.set()
-    assert status == (499 if end == "client" else 503)
-    assert api.request(method, path, json=body, headers=headers).status_code == (200 if end == "client" else 503)
+    assert api.request(method, path, json=body, headers=headers).status_code == 200
 
 
 def test_tokens_in_several_parts_are_one_list(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:

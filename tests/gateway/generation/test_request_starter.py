@@ -67,7 +67,9 @@ def test_the_newer_of_two_requests_of_a_session_cancels_the_older_and_a_late_one
             stack.enter_context(sessions.superseding(newer))
         assert isinstance(older.cancel_reason, Superseded) == older.is_over == (not is_late)
         stack.enter_context(sessions.superseding(newest))
-        assert isinstance((older if is_late else newer).cancel_reason, Superseded)
+        superseded = (older if is_late else newer).cancel_reason
+        assert isinstance(superseded, Superseded)
+        assert (superseded.status, superseded.headers["x-should-retry"]) == (409, "false")
         assert newest.cancel_reason is None
 
 
