@@ -14,8 +14,8 @@ from tests.chaos.measure import Context
 from tests.chaos.registry import ROWS
 
 pytestmark = pytest.mark.timeout(600)
-# tests/e2e/test_pools.py kills workers, too, and test_run_directory.py removes files
-SHORT_ROWS = ("R6", "R7", "R26", "R27", "R28")
+# tests/e2e/test_pools.py kills workers, too
+SHORT_ROWS = ("R6", "R7", "R26", "R27", "R28", "R30")
 
 
 @pytest.fixture(scope="module")

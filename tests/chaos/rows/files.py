@@ -50,6 +50,40 @@ def accepts_connections(path: Path) -> bool:
             return False
 
 
+def kill_gateway(tercet: Tercet) -> None:
+    _kill(tercet, [tercet.processes()["gateway"][1].pid])
+
+
+def kill_worker(tercet: Tercet) -> None:
+    _kill(tercet, pids(tercet)[:1])
+
+
+def kill_masters(tercet: Tercet) -> None:
+    for role in ("workers", "gateway"):
+        _kill(tercet, [process.pid for process in tercet.processes()[role]])
+
+
+def reload(tercet: Tercet) -> None:
+    before = pids(tercet)
+    tercet.process.send_signal(signal.SIGHUP)
+    wait_until_replaced(tercet, before, REPLACE_S)
+
+
+# What happens to the instance before it has healed by itself.
+EVENTS = (
+    (remove_regular_files, kill_gateway),
+    (remove_sockets, kill_worker),
+    (remove_sockets, reload),
+    (shutil.rmtree, kill_masters),
+)
+
+
+def _kill(tercet: Tercet, victims: list[int]) -> None:
+    """Kill the first of these processes, and wait until the others are replaced as well."""
+    os.kill(victims[0], signal.SIGKILL)
+    wait_until_replaced(tercet, victims, REPLACE_S)
+
+
 def submit_job(tercet: Tercet) -> str:
     response = tercet.client.post("/jobs", json={"prompt": "The old man looked at the sea and"})
     response.raise_for_status()
@@ -57,7 +91,8 @@ def submit_job(tercet: Tercet) -> str:
 
 
 def lose_files(context: Context, findings: Findings) -> None:
-    """R30. Each removal, then the death of a worker, under load; then job files, each before a reload."""
+    """R30. Each removal, then the death of a worker, under load; removals right before other events; then job files,
+    each before a reload."""
     rounds = context.amount(1, 5)
     healed_s: list[float] = []
     jobs: list[str] = []
@@ -68,25 +103,28 @@ def lose_files(context: Context, findings: Findings) -> None:
             load.wait_for(20)
             for _ in range(rounds):
                 for remove in (remove_regular_files, remove_sockets, shutil.rmtree):
+                    before = pids(tercet)
                     started_at = time.monotonic()
                     remove(tercet.run_dir)
                     until(lambda: is_whole(tercet.run_dir), HEAL_S, "all files are there again")
                     healed_s.append(time.monotonic() - started_at)
-                    before = pids(tercet)
-                    os.kill(before[0], signal.SIGKILL)
-                    wait_until_replaced(tercet, before[:1], REPLACE_S)
+                    findings.require(pids(tercet) == before, "a worker was replaced")
+                    _kill(tercet, before[:1])
             load.wait_for(20)
+        for remove, event in EVENTS * rounds:
+            remove(tercet.run_dir)
+            event(tercet)
+            tercet.ask()
+            until(lambda: is_whole(tercet.run_dir), HEAL_S, "all files are there again")
         for _ in range(rounds):
             jobs.append(submit_job(tercet))
             for path in base.glob("jobs.sqlite3*"):
                 path.unlink()
             jobs.append(submit_job(tercet))
-            before = pids(tercet)
-            tercet.process.send_signal(signal.SIGHUP)
-            wait_until_replaced(tercet, before, REPLACE_S)
+            reload(tercet)
         lost = [job for job in jobs if tercet.client.get(f"/jobs/{job}").status_code != 200]
         reported = sum(event["jobs"] for event in tercet.events("job_file_lost"))
-    findings.figures |= {"removals": 4 * rounds, "answers": len(load.answers), "jobs": len(jobs)}
+    findings.figures |= {"removals": (4 + len(EVENTS)) * rounds, "answers": len(load.answers), "jobs": len(jobs)}
     findings.none_of("failed requests", count_failures(load.answers))
     findings.require(jobs[-1] not in lost, "the new job file lost a job")
     findings.require(len(lost) == reported, f"{len(lost)} jobs were lost, {reported} by the log")
