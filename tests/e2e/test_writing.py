@@ -6,8 +6,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 from gateway.generation.trimming import is_alike, rejection_reason
 from tests.e2e.harness import ROOT, Tercet
 
@@ -40,21 +38,3 @@ def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
             assert rejection_reason(value, context) is None
         assert not any(is_alike(a, b, 80) for a in values for b in values if a is not b)
     assert num_whole >= len(asked) - 1
-
-
-def test_an_explanation_lists_the_most_likely_tokens(tercet: Tercet) -> None:
-    answer = tercet.ask("The old man looked at the se", seed=3, explain=4)
-    plain = tercet.ask("The old man looked at the se", seed=3)
-    assert texts(plain) == texts(answer)
-    for sentence in answer["sentences"]:
-        tokens = sentence["explanation"]
-        text = "".join(token["text"] for token in tokens)
-        assert text.removeprefix(" se").startswith(sentence["value"])
-        assert len(tokens) == sentence["tokens"]
-        mean = sum(token["logprob"] for token in tokens) / len(tokens)
-        assert mean == pytest.approx(sentence["score"])
-        for token in tokens:
-            logprobs = [logprob for _, logprob in token["likeliest"]]
-            assert len(logprobs) == 4
-            assert logprobs == sorted(logprobs, reverse=True)
-            assert token["logprob"] <= logprobs[0] + 1e-4

@@ -59,12 +59,3 @@ def test_the_body_has_a_row_per_slot_and_per_model(gateway: Gateway) -> None:
         ("medium", "failed"),
     ]
     assert body["slots"][2]["reason"] == "no such file"
-
-
-def test_the_metrics_are_in_prometheus_text_format(gateway: Gateway) -> None:
-    gateway.admission.update(0, WARM)
-    response = gateway.client.simulate_get("/metrics")
-    assert response.status_code == 200
-    assert response.headers["Content-Type"].startswith("text/plain; version=")
-    assert 'tercet_slot_state{slot="0",state="warm"} 1.0' in response.text
-    assert 'tercet_slot_state{slot="1",state="down"} 1.0' in response.text

@@ -321,14 +321,6 @@ def test_usage_comes_in_a_last_chunk_without_choices(api: Api) -> None:
 # Fields ------------------------------------------------------------------------------------------
 
 
-def test_more_tokens_than_the_context_are_lowered_to_half_of_it_with_a_warning(api: Api) -> None:
-    [warning] = complete(api, max_tokens=4096)["warnings"]
-    assert "max_tokens" in warning
-    [call] = api.pool.workers[0].calls
-    assert (call.sampling.max_new_tokens, call.max_prompt_tokens) == (N_CTX // 2, N_CTX - N_CTX // 2)
-    assert "warnings" not in complete(api, max_tokens=N_CTX - 1)
-
-
 def test_the_completions_before_a_suffix_are_in_the_order_of_their_fits(make_api: MakeApi) -> None:
     def fills(request: GenerateRequest) -> Iterator[Step]:
         yield Accepted()

@@ -226,7 +226,8 @@ def last_call(api: Api) -> GenerateRequest:
 
 
 def test_minus_1_tokens_are_as_many_as_there_is_room_for(api: Api) -> None:
-    for fields in ({"max_tokens": -1}, {"n_predict": -1}, {"max_completion_tokens": -1}, {"max_tokens": -2}):
+    named = [{name: -1} for name in ("max_tokens", "n_predict", "max_completion_tokens")]
+    for fields in (*named, {"max_tokens": -2}, {"max_tokens": N_CTX}):
         [warning] = warnings_of(post(api, "/v1/completions", fields))
         assert warning == "max_tokens was lowered to 512, half of the model's context."
         assert (last_call(api).sampling.max_new_tokens, last_call(api).max_prompt_tokens) == (512, 512)
@@ -278,9 +279,6 @@ def test_two_names_of_a_field(api: Api) -> None:
     # A value that could not be one is an error, though it is not used.
     for fields in ({"max_tokens": 5, "n_predict": "7"}, {"n": 1, "n_cmpl": True}, {"n_cmpl": 99, "n": 1}):
         assert post(api, "/v1/completions", fields).status_code == 400
-
-
-# Surrogates --------------------------------------------------------------------------------------
 
 
 # Three completions -------------------------------------------------------------------------------

@@ -139,21 +139,6 @@ def test_jobs_survive_a_killed_redis(redis: RedisServer, make_executor: MakeExec
     queue.close()
 
 
-def test_a_running_job_is_cancelled_at_once(make_queue: MakeQueue, make_executor: MakeExecutor) -> None:
-    queue, hanging = make_queue(), Hanging()
-    executor = make_executor(make_queue(), hanging)
-    job, _ = queue.submit("o", b"{}")
-    executor.wake()
-    assert hanging.started.wait(5)
-    began_at = time.monotonic()
-    queue.cancel_or_delete(job.id, "o")
-    executor.cancel(job.id)
-    assert hanging.cancelled.wait(1)
-    assert time.monotonic() - began_at < 1
-    time.sleep(0.1)
-    assert (queue.find(job.id, "o").state, queue.find(job.id, "o").result) == ("cancelled", b"")
-
-
 @pytest.fixture
 def fast_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_module, "POLL_S", 0.2)

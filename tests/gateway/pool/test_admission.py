@@ -205,18 +205,6 @@ def test_a_retry_that_waits_for_another_slot_holds_up_no_request(wait: Wait) -> 
     assert retry.future.result(5) == [1]
 
 
-def test_an_owner_that_floods_delays_another_by_one_request(wait: Wait) -> None:
-    admission = full(queue=90)
-    flood = [wait(admission, burst(), 3) for _ in range(25)]
-    delayed = wait(admission, other(), 3)
-    for _ in range(6):
-        admission.release(0, burst())
-    assert delayed.future.result(5) == [0, 0, 0]
-    assert sum(request.future.done() for request in flood) <= 1
-    for request in flood:
-        request.cancel()
-
-
 def test_the_early_check_refuses_what_would_be_refused_and_nothing_else(wait: Wait) -> None:
     admission = make([("small", 1), ("medium", 1)], queue=3)
     admission.check("burst")

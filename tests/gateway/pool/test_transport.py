@@ -129,23 +129,6 @@ def test_a_request_and_its_response(serve: Serve) -> None:
         assert server.requests == [b"POST /path HTTP/1.1\r\nHost: slot\r\nContent-Length: 9\r\n\r\nsome body"]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [b"SSH-2.0-OpenSSH\r\n"],
-        [],
-        [HEAD],
-        [HEAD + b"xyz\r\n"],
-        [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"],
-    ],
-)
-def test_what_is_not_a_complete_response_is_an_error(serve: Serve, parts: list[bytes]) -> None:
-    with serve(sends(*parts)) as (transport, server):
-        with pytest.raises(BROKEN):
-            read(transport)
-        assert server.num_connections == 1
-
-
 def test_a_header_cannot_contain_another(serve: Serve) -> None:
     with serve(sends(OK)) as (transport, server):
         with pytest.raises(httpx.LocalProtocolError, match="line break"):

@@ -38,22 +38,6 @@ def clients() -> Iterator[Clients]:
         yield Clients(stack)
 
 
-def test_owners_take_turns_whatever_each_has_waiting(clients: Clients) -> None:
-    """First come, first served, the second owner's request waited for all of the first's."""
-    queue = WorkQueue(2, 30.0, 1 << 20)
-    burst = [clients.waiting() for _ in range(10)]
-    for connection in burst:
-        assert queue.append(connection, "bursting") == []
-    first, second = burst[:2]
-    assert [queue.take(), queue.take(), queue.take()] == [first, second, None]  # no more than it has threads
-    other = clients.waiting()
-    queue.append(other, "other")
-    queue.finish()
-    third = queue.take()
-    queue.finish()
-    assert other in (third, queue.take())
-
-
 def test_the_newest_request_of_the_owner_with_most_bytes_is_refused(clients: Clients) -> None:
     queue = WorkQueue(1, 30.0, 10_000)
     big = [clients.waiting(4000) for _ in range(3)]
