@@ -11,7 +11,7 @@ import struct
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, NamedTuple, get_args, get_type_hints
 
@@ -53,10 +53,6 @@ class _SentenceRecord(NamedTuple):
     reports: int = 0
     num_characters: int = 0
 
-    @classmethod
-    def of(cls, answer: bytes, index: int) -> _SentenceRecord:
-        return cls(*_SENTENCE.unpack_from(answer, _offset(index)))
-
     @property
     def strategy(self) -> str:
         return "predict" if self.bucket else "sample"
@@ -67,64 +63,18 @@ class _SentenceRecord(NamedTuple):
         return UP_TO_KEYS[self.bucket - 1] if self.bucket else None
 
 
-class RecentAnswers:
-    """The recent answers of this process, each as bytes. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # Answers by the hash of owner and id, which takes less memory than both. Python salts it, so no client can
-        # choose an id that collides with an answer of another owner.
-        self._answers: OrderedDict[int, bytes] = OrderedDict()
-        # An answer moves here with the first acceptance, so that requests at each key do not displace it.
-        self._accepted: OrderedDict[int, bytes] = OrderedDict()
-
-    def add(self, owner: str, answer_id: str, answer: bytes) -> None:
-        key = hash((owner, answer_id))
-        with self._lock:
-            self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
-            _add(self._answers, key, answer, MAX_ANSWERS)
-
-    def change(
-        self, owner: str, answer_id: str, change: Callable[[bytes], bytes], *, is_accepted: bool
-    ) -> tuple[bytes, bytes] | None:
-        """Replace an answer.
-
-        Args:
-            change: makes the new answer from the old one; what it raises is passed on, and nothing is replaced.
-            is_accepted: the change is an acceptance.
-
-        Returns:
-            The answer before and after; None: it is not remembered.
-        """
-        key = hash((owner, answer_id))
-        with self._lock:
-            before = self._answers.get(key, self._accepted.get(key))
-            if before is None:
-                return None
-            after = change(before)
-            if key in self._accepted:
-                self._accepted[key] = after
-            elif is_accepted:
-                del self._answers[key]
-                _add(self._accepted, key, after, MAX_ACCEPTED_ANSWERS)
-            else:
-                self._answers[key] = after
-        return before, after
-
-
-def _add(answers: OrderedDict[int, bytes], key: int, answer: bytes, max_answers: int) -> None:
-    answers[key] = answer
-    if len(answers) > max_answers:
-        answers.popitem(last=False)
-
-
 class FeedbackStore:
     """Recent answers, and metrics of what writers did with them. Thread-safe."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._suggestion_counter = cache(metrics.suggestions.labels)
-        self._answers = RecentAnswers()
+        self._lock = threading.Lock()
+        # Answers by the hash of owner and id, which takes less memory than both. Python salts it, so no client can
+        # choose an id that collides with an answer of another owner.
+        self._answers: OrderedDict[int, bytearray] = OrderedDict()
+        # An answer moves here with the first acceptance, so that requests at each key do not displace it.
+        self._accepted: OrderedDict[int, bytearray] = OrderedDict()
 
     def add_answer(self, owner: str, answer_id: str, usefulness: Sequence[float | None], seconds: float) -> None:
         """Remember an answer and count its sentences as shown. One without sentences is not remembered.
@@ -140,7 +90,11 @@ class FeedbackStore:
         records = [
             _SentenceRecord(0 if keys is None else bisect_left(USEFULNESS_BOUNDS_KEYS, keys) + 1) for keys in usefulness
         ]
-        self._answers.add(owner, answer_id, bytes([latency]) + b"".join(_SENTENCE.pack(*record) for record in records))
+        answer = bytearray(b"".join([bytes([latency]), *(_SENTENCE.pack(*record) for record in records)]))
+        key = hash((owner, answer_id))
+        with self._lock:
+            self._accepted.pop(key, None)  # of an earlier answer with the same id, which a client may choose
+            _add(self._answers, key, answer, MAX_ANSWERS)
         for rank, record in enumerate(records):
             self._count("shown", record, rank, latency)
 
@@ -153,22 +107,29 @@ class FeedbackStore:
                 number of accepted characters.
         """
         is_accepted = feedback.action == "accepted"
-        changed = self._answers.change(
-            owner, feedback.id, lambda answer: _with_report(answer, feedback), is_accepted=is_accepted
-        )
-        if changed is None:
-            raise UnknownAnswer(
-                f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
-            )
-        latency = changed[0][0]
-        before, after = (_SentenceRecord.of(answer, feedback.index) for answer in changed)
+        key, index = hash((owner, feedback.id)), feedback.index
+        with self._lock:
+            answer = self._answers.get(key, self._accepted.get(key))
+            if answer is None:
+                raise UnknownAnswer(
+                    f"No answer with the id {feedback.id!r} is remembered here; send the id of a recent answer."
+                )
+            num_sentences = len(answer) // _SENTENCE.size
+            if index >= num_sentences:
+                raise invalid_field("index", f"must be below {num_sentences}, the number of that answer's sentences")
+            before = _SentenceRecord(*_SENTENCE.unpack_from(answer, _offset(index)))
+            after = _reported(before, feedback)
+            _SENTENCE.pack_into(answer, _offset(index), *after)
+            if is_accepted and key in self._answers:
+                _add(self._accepted, key, self._answers.pop(key), MAX_ACCEPTED_ANSWERS)
+        latency = answer[0]
         new = after.reports & ~before.reports
         if new & _report_bit(feedback.action):
-            self._count(feedback.action, after, feedback.index, latency)
+            self._count(feedback.action, after, index, latency)
             if is_accepted:
-                self._count_saved(after, feedback.index, latency)
+                self._count_saved(after, index, latency)
         if feedback.kept is not None and new & _KEPT_BIT:
-            self._count_kept(after, feedback.index, feedback.kept)
+            self._count_kept(after, index, feedback.kept)
 
     def _count(self, action: str, record: _SentenceRecord, rank: int, latency: int) -> None:
         self._suggestion_counter(action, record.strategy, str(rank), _WITHIN_S[latency]).inc()
@@ -189,17 +150,10 @@ class FeedbackStore:
             self._metrics.prediction_kept_characters.labels(up_to_keys=record.up_to_keys).inc(num_characters)
 
 
-def _with_report(answer: bytes, feedback: FeedbackRequest) -> bytes:
-    """The answer with a report.
-
-    Raises:
-        InvalidRequest: the answer has no such sentence, or as `_reported`.
-    """
-    num_sentences = len(answer) // _SENTENCE.size
-    if feedback.index >= num_sentences:
-        raise invalid_field("index", f"must be below {num_sentences}, the number of that answer's sentences")
-    record = _SENTENCE.pack(*_reported(_SentenceRecord.of(answer, feedback.index), feedback))
-    return answer[: _offset(feedback.index)] + record + answer[_offset(feedback.index + 1) :]
+def _add(answers: OrderedDict[int, bytearray], key: int, answer: bytearray, max_answers: int) -> None:
+    answers[key] = answer
+    if len(answers) > max_answers:
+        answers.popitem(last=False)
 
 
 def _reported(record: _SentenceRecord, feedback: FeedbackRequest) -> _SentenceRecord:
@@ -227,6 +181,7 @@ def _report_bit(action: str) -> int:
 
 
 def _offset(index: int) -> int:
+    """Where an answer has a sentence."""
     return 1 + index * _SENTENCE.size
 
 
