@@ -9,10 +9,8 @@ UTF-8 positions (helix-lsp/src/client.rs) and sorts items by `sortText`; Kate co
 from __future__ import annotations
 
 import re
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ from typing import Any
 import pytest
 
 from shared.extras import install_command
-from tests.e2e.harness import ROOT, Gunicorn, Tercet, free_port, metric, serving, until
+from tests.e2e.harness import ROOT, Gunicorn, free_port, metric, serving, until
 from tests.e2e.shared_servers import SharedServer
 from tests.e2e.test_cancelling import in_flight
 from tests.lsp_client import LspClient, applied
-from tests.tls import Certificate
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the se"
@@ -83,33 +80,6 @@ def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., L
     client.change(OPENING + ideas[0][0])
     assert ideas[0][1:] in inline_texts(client.inline(0, len(OPENING) + 1))
     assert client.shown == []
-
-
-def test_each_key_is_answered(tercet: SharedServer) -> None:
-    """A text is typed letter by letter; the times are printed."""
-    text, times_ms, num_offered = "", [], 0
-    with LspClient(NEOVIM, environ=tercet.environ, initial=ALL) as client:
-        client.open("")
-        for (
-            letter
-        ) in "She had not been back to the house since the winter, and the garden was not what she remembered. ":
-            here = {"line": 0, "character": len(text)}
-            client.change(letter, {"start": here, "end": here})
-            text += letter
-            num_before = num_requests(tercet)
-            began = time.perf_counter()
-            found = client.inline(0, len(text))
-            ended = time.perf_counter()
-            if num_requests(tercet) > num_before:  # else the words that were offered before agree with the letter
-                times_ms.append(1e3 * (ended - began))
-            num_offered += bool(found)
-        assert client.shown == []
-    print(f"{len(text)} keys, words at {num_offered}, {len(times_ms)} requests: {statistics.median(times_ms):.0f} ms")
-    assert num_offered > len(text) / 2
-
-
-def num_requests(tercet: Tercet) -> float:
-    return metric(tercet, 'tercet_requests_total{route="/autocomplete"')
 
 
 def test_an_acceptance_is_reported(connect: Callable[..., LspClient], tercet: SharedServer) -> None:
@@ -243,22 +213,14 @@ def test_a_missing_and_a_wrong_key_are_reported_and_a_right_one_is_used(keyed: S
 
 
 @pytest.mark.integration
-def test_a_problem_of_tls_is_reported(secure: SharedServer, tmp_path: Path) -> None:
-    def problem(url: str, **environ: str) -> str:
-        with LspClient(NEOVIM, environ={**secure.environ, **environ}, settings={"url": url}) as client:
-            client.open(OPENING)
-            assert client.inline(0, len(OPENING), is_asked=True) is None
-            [(_, text)] = client.shown
-            return text.removeprefix(f"The Tercet server at {url or secure.url} ")
-
+def test_a_server_of_https_is_reported_and_used(secure: SharedServer) -> None:
+    """`tests/deploy/test_gateway_client.py` has other problems of TLS."""
     plain = secure.url.replace("https", "http")
-    assert problem(secure.url).startswith("has a certificate that is not trusted here")
-    assert problem(plain).startswith("serves HTTPS: name it with https://")
-    other = Certificate(tmp_path, "other").cert
-    assert problem("", TERCET_TLS_CERT=str(other)).startswith("has another certificate than TERCET_TLS_CERT names")
-    with LspClient(NEOVIM, environ=secure.environ, settings={}) as client:
-        client.open(OPENING)
-        assert client.inline(0, len(OPENING), is_asked=True)
+    for settings in ({"url": plain}, {}):
+        with LspClient(NEOVIM, environ=secure.environ, settings=settings) as client:
+            client.open(OPENING)
+            assert bool(client.inline(0, len(OPENING), is_asked=True)) is (not settings)
+            assert ["serves HTTPS: name it with https://" in text for _, text in client.shown] == [True] * len(settings)
 
 
 @pytest.mark.integration
