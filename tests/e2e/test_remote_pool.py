@@ -4,12 +4,11 @@ wrong."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.harness import START_S, serving, until
+from tests.e2e.harness import serving
 from tests.e2e.remote_pool import Gateway, Workers, running_workers
 
 REQUEST = {"context": "The old man looked at the sea and", "n_samples": 3, "length": 12, "seed": 11}
@@ -44,16 +43,3 @@ def test_its_slots_are_those_of_the_addresses(workers: Workers, gateway: Gateway
     slots = gateway.wait_until_warm()  # it serves as soon as one of them is
     assert [slot["state"] for slot in slots] == ["warm", "warm"]
     assert workers.key not in gateway.log() + str(slots) + str(gateway.ready())
-
-
-def test_a_gateway_starts_at_once_and_names_what_is_wrong(workers: Workers, tmp_path: Path) -> None:
-    """Other reasons: tests/gateway/pool/test_remote_slots.py and test_transport.py."""
-    gateway = Gateway(tmp_path, **{**workers.gateway_settings, "pool": "embedded=https://localhost:1"})
-    gateway.start()
-    try:
-        until(lambda: "Connection refused" in str(gateway.ready()), START_S, "the reason is shown")
-        assert gateway.client.get("/health/ready").status_code == 503
-        assert gateway.client.get("/health/live").status_code == 200
-        assert gateway.client.post("/autocomplete", json=REQUEST).status_code == 503
-    finally:
-        assert gateway.stop() == 0

@@ -75,18 +75,6 @@ def test_a_client_that_only_asks_for_new_keys_is_closed(tercet: Tercet, certific
         assert other.post("/autocomplete", json=CONTEXT).status_code == 200
 
 
-def test_old_versions_of_tls_are_refused(tercet: Tercet, certificate: Certificate) -> None:
-    context = certificate.client()
-    context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
-    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-        context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with (
-        socket.create_connection(("127.0.0.1", tercet.port)) as sock,
-        pytest.raises((ssl.SSLError, OSError)),
-    ):
-        context.wrap_socket(sock, server_hostname="localhost")
-
-
 @pytest.mark.integration
 def test_a_reload_serves_the_renewed_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The metric is of the certificate that is served, which may be an older one than the file's."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shared.protocol import OLDEST_PROTOCOL, PROTOCOL
+from shared.protocol import PROTOCOL
 from shared.version import tercet_version
 from tests.e2e.harness import ROOT, Gunicorn, Tercet, serving, until
 
@@ -21,31 +21,22 @@ LATER = "99.0.0"
 NUM_JOBS = 4
 
 
-def later_version(folder: Path, *, oldest: int = OLDEST_PROTOCOL) -> Path:
-    """
-    Args:
-        oldest: the oldest protocol that the later version works with.
-    """
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A later version that works with this one; tests/gateway/pool/test_watcher.py has others."""
+    folder = tmp_path_factory.mktemp("v")
     for name in CODE:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "gunicorn.conf.py", folder)
     for name, pattern, value in (
         ("pyproject.toml", r"^version = .*", f'version = "{LATER}"'),
         ("shared/protocol.py", r"^PROTOCOL = .*", f"PROTOCOL = {PROTOCOL + 1}"),
-        ("shared/protocol.py", r"^OLDEST_PROTOCOL = .*", f"OLDEST_PROTOCOL = {oldest}"),
     ):
         source = folder / name if (folder / name).exists() else ROOT / name
         text, count = re.subn(pattern, value, source.read_text(), flags=re.MULTILINE)
         assert count == 1, name
         (folder / name).write_text(text)
     return folder
-
-
-@pytest.fixture(scope="module")
-def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A later version that works with this one."""
-    return later_version(tmp_path_factory.mktemp("v") / "later")
 
 
 def pools(base: Path, later: Path, role: str) -> tuple[Gunicorn, Gunicorn]:
@@ -66,18 +57,6 @@ def test_a_pool_of_the_next_version_works_with_the_other(role: str, later: Path,
         assert versions == {"gateway": tercet_version(), "workers": tercet_version()} | {role: LATER}
         assert len(gateway.ask()["sentences"]) == 3
         assert gateway.ask(strategy="predict", familiar_only=True)["sentences"]
-
-
-def test_versions_that_do_not_work_together_say_which_to_upgrade(short_tmp_path: Path) -> None:
-    incompatible = later_version(short_tmp_path / "later", oldest=PROTOCOL + 1)
-    gateway, workers = pools(short_tmp_path, incompatible, "workers")
-
-    def refusal() -> str | None:
-        page = gateway.ready() or {"slots": []}
-        return next((slot["reason"] for slot in page["slots"] if "upgrade" in (slot.get("reason") or "")), None)
-
-    with serving(workers), serving(gateway):
-        assert until(refusal, 60, "a reason").endswith("they do not work together: upgrade the gateway.")
 
 
 def test_a_rollback_loses_no_job(later: Path, short_tmp_path: Path) -> None:

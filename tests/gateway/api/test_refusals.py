@@ -112,13 +112,6 @@ def test_an_unknown_model_is_refused_before_a_stream_begins(make_api: MakeApi, s
     assert (response.status_code, response.json["code"]) == (422, "unknown_model")
 
 
-def test_what_every_worker_refuses_as_invalid_is_answered_422(make_api: MakeApi) -> None:
-    response = make_api(lambda _: [Refusal(422, "invalid_request")]).complete()
-    assert (response.status_code, response.json["code"]) == (422, "invalid_request")
-    assert response.json["detail"] == "Refused: invalid_request."
-    assert "Retry-After" not in response.headers
-
-
 def test_a_server_that_stops_ends_answers_with_503_and_streams_with_an_error_event(make_api: MakeApi) -> None:
     api = make_api(hang, max_batch=6)
     streams: list[testing.Result] = []

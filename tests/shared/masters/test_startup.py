@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,14 @@ from shared.api_keys import new_key
 from shared.errors import StartError
 from shared.extras import install_command
 from shared.masters.run_directory import prepare_run_directory
-from shared.masters.startup import check_access, check_address_free, check_pool_port, listen, read_or_make_plan
+from shared.masters.startup import (
+    check_access,
+    check_address_free,
+    check_pool_port,
+    listen,
+    read_or_make_plan,
+    server_tls,
+)
 from shared.plan import Plan, make_slots, plan_inputs, write_plan
 from shared.setting_values import Address, ModelSpec
 from shared.settings import Settings
@@ -100,6 +108,7 @@ def test_tls_files_must_be_a_readable_pair(tmp_path: Path) -> None:
     cert, key, other_key, encrypted_key = pair.cert, pair.key, other.key, encrypted.key
     encrypted.encrypt_key("sesame")
     check_access(make_settings(tls_cert=cert, tls_key=key))
+    assert server_tls(cert, key).context.minimum_version == ssl.TLSVersion.TLSv1_2
     (tmp_path / "empty").touch()
     for wrong_cert, wrong_key, message in (
         (cert, None, "belong together"),
