@@ -159,5 +159,5 @@ class Jitter:
             self.overshoots_s.append(time.monotonic() - before - 0.005)
 
     def ms(self, share: float) -> float:
-        """A percentile (0 to 1) of the overshoot."""
-        return 1e3 * percentile(self.overshoots_s, share)
+        """A percentile (0 to 1) of the overshoot; 0 if the thread has not woken up yet."""
+        return 1e3 * percentile(self.overshoots_s or [0.0], share)

@@ -164,16 +164,8 @@ def test_a_full_disk_refuses_the_start_with_one_sentence(short_tmp_path: Path) -
 
 
 def test_a_refused_start_removes_no_file_of_others(short_tmp_path: Path) -> None:
-    """Guards against removal by pattern: a start that fails must not empty the directory it was given."""
+    """Guards against removal by pattern: a start that fails must not empty a directory, even one with our marker."""
     names = ("app.lock", "app.sock", "plan.json", "draining", "slot-7.sock")
-    foreign = short_tmp_path / "foreign"
-    foreign.mkdir()
-    for name in names:
-        (foreign / name).write_text("kept")
-    done = Tercet(short_tmp_path, run_dir=str(foreign), devices="cuda:7").run("serve")
-    assert_refused(done, "not created by Tercet")
-    assert {path.name: path.read_text() for path in foreign.iterdir()} == dict.fromkeys(names, "kept")
-    # In a directory with Tercet's marker, files that the refused start did not create stay as well.
     ours = prepare_run_directory(make_settings(run_dir=short_tmp_path / "ours"))
     for name in names:
         (ours / name).write_text("kept")
