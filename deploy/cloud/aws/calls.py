@@ -5,6 +5,7 @@ Knows no service's resources. boto3 is imported when the first call is made.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from shared.errors import StartError
@@ -16,30 +17,26 @@ CONNECT_TIMEOUT_S = 10.0
 # SageMaker gives an endpoint's container 60 s for an answer.
 READ_TIMEOUT_S = 70.0
 
-_NOT_FOUND = frozenset(
-    {
-        "NoSuchEntity",
-        "ObjectNotFoundException",
-        "RepositoryNotFoundException",
-        "ResourceNotFound",
-        "ResourceNotFoundException",
-    }
-)
-_EXISTS = frozenset({"EntityAlreadyExists", "RepositoryAlreadyExistsException", "ResourceInUse"})
-_VALIDATION = frozenset({"ValidationException", "ValidationError"})
+# SageMaker and CloudFormation have no code of their own for it.
+_NOT_FOUND = re.compile(r"ResourceNotFound|Validation.*: .*(could not find|does not exist)", re.IGNORECASE)
+# By what AWS's text or code contains. "ServiceLimitExceeded" is CloudFormation's name of "ResourceLimitExceeded".
+_QUOTA = "Raise the quota in the AWS console (Service Quotas, Amazon SageMaker), or choose another --instance-type."
+_UNKNOWN = "AWS does not know these credentials: check them with `aws sts get-caller-identity`."
 _ADVICE = {
     "AccessDenied": "Allow it with the policy in docs/AWS.md.",
-    "AccessDeniedException": "Allow it with the policy in docs/AWS.md.",
     "ExpiredToken": "The credentials have expired: log in again, for example with `aws sso login`.",
-    "ExpiredTokenException": "The credentials have expired: log in again, for example with `aws sso login`.",
-    "InvalidClientTokenId": "AWS does not know these credentials: check them with `aws sts get-caller-identity`.",
-    "UnrecognizedClientException": "AWS does not know these credentials: check them with "
-    "`aws sts get-caller-identity`.",
-    "ResourceLimitExceeded": "Raise the quota in the AWS console (Service Quotas, Amazon SageMaker), or choose another "
-    "--instance-type.",
+    "InvalidClientTokenId": _UNKNOWN,
+    "UnrecognizedClientException": _UNKNOWN,
+    "ResourceLimitExceeded": _QUOTA,
+    "ServiceLimitExceeded": _QUOTA,
     "Throttling": "AWS refuses that many calls: run the command again in some minutes.",
-    "ThrottlingException": "AWS refuses that many calls: run the command again in some minutes.",
 }
+
+
+def with_advice(reason: str) -> str:
+    """One sentence with the reason, and what to do about it if that is known."""
+    advice = next((f" {advice}" for code, advice in _ADVICE.items() if code in reason), "")
+    return f"{' '.join(reason.split()).rstrip('.')}.{advice}"
 
 
 class AwsError(StartError):
@@ -48,17 +45,11 @@ class AwsError(StartError):
     def __init__(self, operation: str, code: str, detail: str) -> None:
         self.code = code
         self.detail = detail
-        sentence = f"{operation}: {code}: {' '.join(detail.split())}"
-        advice = _ADVICE.get(code)
-        super().__init__(f"{sentence.rstrip('.')}. {advice}" if advice else sentence)
+        super().__init__(with_advice(f"{operation}: {code}: {detail}"))
 
     @property
     def is_not_found(self) -> bool:
-        return self.code in _NOT_FOUND or (self.code in _VALIDATION and "could not find" in self.detail.lower())
-
-    @property
-    def is_name_taken(self) -> bool:
-        return self.code in _EXISTS or (self.code in _VALIDATION and "already exist" in self.detail.lower())
+        return _NOT_FOUND.match(f"{self.code}: {self.detail}") is not None
 
 
 class Account:
@@ -134,18 +125,3 @@ class Account:
             if error.is_not_found:
                 return None
             raise
-
-    def all(self, service: str, operation: str, member: str, **parameters: Any) -> list[dict[str, Any]]:
-        """The items of every page of a list.
-
-        Raises:
-            StartError: as `call`.
-        """
-        items: list[dict[str, Any]] = []
-        token: dict[str, Any] = {}
-        while True:
-            page = self.call(service, operation, **parameters, **token)
-            items += page.get(member, [])
-            if not page.get("NextToken"):
-                return items
-            token = {"NextToken": page["NextToken"]}

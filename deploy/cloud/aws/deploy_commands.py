@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+import re
+import shlex
 from typing import Annotated
 
 import typer
@@ -11,8 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from deploy.cloud.aws import images
 from deploy.cloud.aws.calls import Account
-from deploy.cloud.aws.endpoint import POLL_S, WAIT_S, Endpoint
-from deploy.cloud.aws.requests import Wanted, check_name, has_gpu, repository
+from deploy.cloud.aws.endpoint import POLL_S, TEMPLATE, WAIT_S, Endpoint
 from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.version import tercet_version
@@ -23,7 +22,9 @@ deploy_commands = typer.Typer(
 CPU_INSTANCE = "ml.c6i.xlarge"
 # Driver 550, CUDA 12.4; without it, older families get driver 470, which no supported build of torch runs on.
 GPU_AMI = "al2-ami-sagemaker-inference-gpu-3-1"
-UNKNOWN_ACCOUNT = "ACCOUNT"
+_NAME = re.compile(r"[a-z0-9](-?[a-z0-9]){1,39}")
+# Families of instances with NVIDIA GPUs.
+_GPU_FAMILY = re.compile(r"ml\.[gp]\d")
 
 out = make_console()
 err = make_console(stderr=True)
@@ -65,39 +66,39 @@ def sagemaker(
     destroy: Annotated[
         bool, typer.Option("--destroy", help="Remove the endpoint and all that was made with it.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the calls, and make none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the template and its parameters, and call nothing.")
+    ] = False,
 ) -> None:
     """Serve Tercet on a SageMaker endpoint, wait until it serves, and ask it once.
 
     Repeat the command to update the endpoint, or to go on after an interruption. Instances cost money until --destroy.
     """
-    check_name(name)
-    _check_options(instances, max_instances, model_data, model_id, role)
-    tag = f"{tercet_version()}-{'cuda' if has_gpu(instance_type) else 'cpu'}"
-    place = region or "REGION"
-    wanted = Wanted(
-        name=name,
-        region=place,
-        account_id=UNKNOWN_ACCOUNT,
-        image=image or f"{UNKNOWN_ACCOUNT}.dkr.ecr.{place}.amazonaws.com/{name}:{tag}",
-        instance_type=instance_type,
-        num_instances=instances,
-        model_data=model_data,
-        model_id=model_id,
-        role_arn=role,
-        max_instances=max_instances or 0,
-        invocations_per_minute=invocations_per_minute,
-        ami=ami or (GPU_AMI if has_gpu(instance_type) else None),
-    )
+    _check_options(name, instances, max_instances, model_data, model_id, role)
+    has_gpu = _GPU_FAMILY.match(instance_type) is not None
+    tag = f"{tercet_version()}-{'cuda' if has_gpu else 'cpu'}"
+    torch_index = images.GPU_INDEX if has_gpu else images.CPU_INDEX
+    parameters = {
+        "Name": name,
+        "InstanceType": instance_type,
+        "Instances": str(instances),
+        "MaxInstances": str(max_instances if max_instances and max_instances > instances else 0),
+        "InvocationsPerMinute": str(invocations_per_minute),
+        "ModelData": model_data or "",
+        "ModelId": model_id or "",
+        "RoleArn": role or "",
+        "Ami": ami or (GPU_AMI if has_gpu else ""),
+    }
     if dry_run and destroy:
         raise StartError("--dry-run shows what creation does; --destroy removes only what creation has made.")
     if dry_run:
-        _print_calls(wanted, is_built=image is None)
+        uri = image or f"ACCOUNT.dkr.ecr.{region or 'REGION'}.amazonaws.com/{name}:{tag}"
+        _print_stack(parameters | _image_parameters(uri), None if image else torch_index)
         return
     program = None if image or destroy else images.find_program()
     account = Account(region, profile)
     # The credentials are checked before anything is built.
-    account_id = account.call("sts", "get_caller_identity")["Account"]
+    account.call("sts", "get_caller_identity")
     with Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -112,23 +113,21 @@ def sagemaker(
             progress.update(task, description=line.rstrip("."))
 
         endpoint = Endpoint(account, name, report, poll_s=POLL_S, wait_s=wait_s)
+        endpoint.check_ownership()
         if destroy:
             endpoint.destroy()
             report(f"Nothing of {name} is left in {account.region}.")
             return
-        endpoint.check_name_is_free()
         with endpoint.undone_on_failure(keep):
             if program is not None:
-                uri = f"{endpoint.ensure_repository()}:{tag}"
+                uri = f"{endpoint.ensure(Name=name, HasRepository='true')['RepositoryUri']}:{tag}"
                 progress.stop()  # the program shows its own progress
-                images.run(images.build_command(program, uri, _torch_index(instance_type), images.SAGEMAKER))
+                images.run(images.build_command(program, uri, torch_index, images.SAGEMAKER))
                 image = images.push(account, program, uri)
                 progress.start()
             assert image is not None
-            wanted = replace(wanted, account_id=account_id, region=account.region, image=image)
-            endpoint.ensure(wanted)
+            endpoint.ensure(**parameters, **_image_parameters(image))
             sentences = endpoint.invoke()
-        endpoint.remove_outdated(wanted)
     for sentence in sentences:
         out.print(sentence, highlight=False, soft_wrap=True)
     err.print(
@@ -139,17 +138,23 @@ def sagemaker(
     )
 
 
-def _torch_index(instance_type: str) -> str:
-    return images.GPU_INDEX if has_gpu(instance_type) else images.CPU_INDEX
-
-
 def _check_options(
-    instances: int, max_instances: int | None, model_data: str | None, model_id: str | None, role: str | None
+    name: str,
+    instances: int,
+    max_instances: int | None,
+    model_data: str | None,
+    model_id: str | None,
+    role: str | None,
 ) -> None:
     """
     Raises:
         StartError: options that contradict each other, or that AWS would refuse after minutes.
     """
+    if not _NAME.fullmatch(name):
+        raise StartError(
+            f"--name {name!r} must be 2 to 40 lower-case letters, digits and single hyphens, and begin and end with a "
+            "letter or digit."
+        )
     if model_data is not None and model_id is not None:
         raise StartError("--model-data and --model-id name two models: give one of them.")
     if model_data is not None and not (model_data.startswith("s3://") and model_data.endswith(".tar.gz")):
@@ -160,25 +165,27 @@ def _check_options(
         raise StartError(f"--max-instances {max_instances} must be at least --instances ({instances}).")
 
 
-def _print_calls(wanted: Wanted, *, is_built: bool) -> None:
-    """What creation does where nothing exists, in order.
+def _image_parameters(uri: str) -> dict[str, str]:
+    """An image in ECR, or in another registry that SageMaker may read."""
+    match = re.match(r"(\d{12})\.dkr\.ecr\.([\w-]+)\.amazonaws\.com(?:\.cn)?/([^:@]+)", uri)
+    repository = f"arn:aws:ecr:{match[2]}:{match[1]}:repository/{match[3]}" if match else "*"
+    return {"Image": uri, "ImageRepositoryArn": repository}
+
+
+def _print_stack(parameters: dict[str, str], torch_index: str | None) -> None:
+    """The template, below the commands that would do the same.
 
     Args:
-        is_built: the image is built and pushed; else it exists.
+        torch_index: for the image, which is built and pushed; None: it exists.
     """
-    first = []
-    if is_built:
-        build = images.build_command("docker", wanted.image, _torch_index(wanted.instance_type), images.SAGEMAKER)
-        first = [
-            _call(*repository(wanted.name)),
-            " ".join(build),
-            "ecr get_authorization_token {}",
-            f"docker push {wanted.image}",
-        ]
-    invoke = _call("sagemaker-runtime", "invoke_endpoint", {"EndpointName": wanted.name})
-    for line in [*first, *(_call(*request) for request in wanted.requests()), invoke]:
-        out.print(line, highlight=False, soft_wrap=True)
-
-
-def _call(service: str, operation: str, parameters: dict[str, object]) -> str:
-    return f"{service} {operation} {json.dumps(parameters)}"
+    uri, given = parameters["Image"], [f"{name}={value}" for name, value in parameters.items() if value]
+    stack = ["aws", "cloudformation", "deploy", "--stack-name", f"{parameters['Name']}-sagemaker", "--template-file"]
+    stack += [TEMPLATE.name, "--capabilities", "CAPABILITY_NAMED_IAM", "--parameter-overrides"]
+    commands = [[*stack, *given]]
+    if torch_index is not None:
+        build = images.build_command("docker", uri, torch_index, images.SAGEMAKER)
+        repository = [*stack, f"Name={parameters['Name']}", "HasRepository=true"]
+        commands = [repository, build, ["docker", "push", uri], [*stack, "HasRepository=true", *given]]
+    for command in commands:
+        out.print(f"# {shlex.join(command)}", highlight=False, soft_wrap=True)
+    out.print(TEMPLATE.read_text(encoding="utf-8"), highlight=False, markup=False, soft_wrap=True, end="")

@@ -1,50 +1,45 @@
-"""The life of a SageMaker endpoint: created or updated, waited for, invoked, and removed with all that belongs to it.
+"""The life of a SageMaker endpoint as one stack of CloudFormation: created, updated, waited for, invoked, and removed.
 
-`deploy.cloud.aws.requests` says what is wanted. Everything made here has a tag; only what has it is changed or removed.
+`sagemaker.yaml` says what belongs to it. CloudFormation decides in which order it is made, what an update replaces, and
+what a failed one brings back.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from deploy.cloud.aws.calls import Account, AwsError
-from deploy.cloud.aws.requests import (
-    TAG,
-    Request,
-    Wanted,
-    log_group,
-    repository,
-    role_name,
-    scaling_target,
-)
+from deploy.cloud.aws.calls import Account, AwsError, with_advice
 from shared.errors import StartError
 
+TEMPLATE = Path(__file__).with_name("sagemaker.yaml")
+TAG = "tercet-deployment"
 POLL_S = 10.0
 WAIT_S = 1800.0  # until an endpoint serves, or is gone
-# A new role is not known everywhere at once: SageMaker refuses it for some seconds.
-ROLE_WAIT_S = 90.0
 # An endpoint may be InService some seconds before it answers.
 INVOKE_ATTEMPTS = 3
 PROMPT = "The old man looked at the sea and"
-_BUSY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
+# Of a stack that never served, or of which a part is gone: CloudFormation updates none of these.
+_FAILED = frozenset({"CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "UPDATE_FAILED", "DELETE_FAILED"})
+_SERVES = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE"})
+_STARTED = frozenset({"CREATE_IN_PROGRESS", "UPDATE_IN_PROGRESS", "DELETE_IN_PROGRESS"})
 
 Report = Callable[[str], None]
-Step = Callable[[], None]
 
 
 @dataclass
 class Endpoint:
-    """One endpoint and its resources, by the name of the deployment.
+    """One endpoint and its stack, by the name of the deployment.
 
     Attributes:
         report: is called with each change worth a line.
-        sleep: waits seconds; tests replace it.
+        is_new: whether this object has created the stack.
     """
 
     account: Account
@@ -52,21 +47,29 @@ class Endpoint:
     report: Report
     poll_s: float = POLL_S
     wait_s: float = WAIT_S
-    sleep: Callable[[float], None] = field(default_factory=lambda: time.sleep)
-    _undo: list[Step] = field(default_factory=list)
+    is_new: bool = False
 
-    # Creating.
+    @property
+    def stack(self) -> str:
+        return f"{self.name}-sagemaker"
+
+    @property
+    def log_group(self) -> str:
+        return f"/aws/sagemaker/Endpoints/{self.name}"
+
+    @property
+    def destroy_command(self) -> str:
+        return f"tercet deploy sagemaker --destroy --name {self.name} --region {self.account.region}"
 
     @contextmanager
     def undone_on_failure(self, keep: bool) -> Iterator[None]:
-        """What the body creates is removed again if it raises (also at Ctrl-C), unless `keep`."""
-        self._undo = []
+        """A stack that the body creates is removed again if it raises (also at Ctrl-C), unless `keep`."""
         try:
             yield
         except BaseException as error:
-            if self._undo and keep:
+            if self.is_new and keep:
                 self.report(f"Kept what was created; remove it with: {self.destroy_command}")
-            elif self._undo:
+            elif self.is_new:
                 self._undo_after(error)
             raise
 
@@ -77,152 +80,120 @@ class Endpoint:
         """
         self.report("Removing what was created; Ctrl-C leaves it …")
         try:
-            self._remove(self._undo[::-1])
+            self._delete_stack()
         except StartError as left:
             raise StartError(f"{error} {left}") from error
         except KeyboardInterrupt:
             self.report(f"Not everything was removed, and what is left may cost money: {self.destroy_command}")
             raise
 
-    @property
-    def destroy_command(self) -> str:
-        return f"tercet deploy sagemaker --destroy --name {self.name} --region {self.account.region}"
-
-    def check_name_is_free(self) -> None:
+    def check_ownership(self) -> None:
         """
         Raises:
-            StartError: an endpoint of this name exists that this command did not make.
+            StartError: a stack or an endpoint of this name exists that this command did not make.
         """
-        found = self.account.find("sagemaker", "describe_endpoint", EndpointName=self.name)
-        if found is not None:
-            self._require_own(self._is_own_arn(found["EndpointArn"]), f"An endpoint {self.name}")
+        found = self._find_stack()
+        if found is None:
+            what = f"An endpoint {self.name}"
+            is_own = self.account.find("sagemaker", "describe_endpoint", EndpointName=self.name) is None
+        else:
+            what = f"A stack {self.stack}"
+            is_own = {"Key": TAG, "Value": self.name} in found["Tags"]
+        if not is_own:
+            raise StartError(f"{what} exists and was not made by this command: choose another --name.")
 
-    def ensure_repository(self) -> str:
-        """Create the image repository unless it exists.
+    def ensure(self, **parameters: str) -> dict[str, str]:
+        """Create or update the stack and wait until that is done.
+
+        Args:
+            parameters: of the template. Others keep the value they have in the stack, or the template's.
 
         Returns:
-            Its URI.
+            The stack's outputs.
 
         Raises:
-            StartError: it exists and belongs to something else.
+            StartError: AWS refuses something, a resource fails, or it takes too long.
         """
-        service, operation, parameters = repository(self.name)
-        try:
-            answer = self.account.call(service, operation, **parameters)
-        except AwsError as error:
-            if not error.is_name_taken:
-                raise
-            [found] = self.account.call("ecr", "describe_repositories", repositoryNames=[self.name])["repositories"]
-            tags = self.account.call("ecr", "list_tags_for_resource", resourceArn=found["repositoryArn"])["tags"]
-            self._require_own(self._is_own(tags), f"An image repository {self.name}")
-            return str(found["repositoryUri"])
-        self._created(f"image repository {self.name}", self._delete_repository)
-        return str(answer["repository"]["repositoryUri"])
-
-    def ensure(self, wanted: Wanted) -> None:
-        """Create or update the endpoint and wait until it serves what is wanted.
-
-        Raises:
-            StartError: AWS refuses something, the endpoint fails, or it is not ready in time.
-        """
-        if wanted.role_arn is None:
-            self._ensure_role(wanted)
-        self._ensure_named(wanted.model(), "ModelName")
-        self._ensure_named(wanted.endpoint_config(), "EndpointConfigName")
-        self._ensure_endpoint(wanted)
-        for service, operation, parameters in wanted.scaling():
-            self.account.call(service, operation, **parameters)
-        if wanted.is_scaled:
-            self.report(f"Scales from {wanted.num_instances} to {wanted.max_instances} instances.")
-        else:
-            self._delete_scaling()
-
-    def _ensure_role(self, wanted: Wanted) -> None:
-        service, operation, parameters = wanted.role()
-        try:
-            self.account.call(service, operation, **parameters)
-            self._created(f"role {role_name(wanted.name)}", self._delete_role)
-        except AwsError as error:
-            if not error.is_name_taken:
-                raise
-            self._require_own(self._owns_role(), f"A role {role_name(wanted.name)}")
-        service, operation, parameters = wanted.role_policy()
-        self.account.call(service, operation, **parameters)
-
-    def _ensure_named(self, request: Request, key: str) -> None:
-        """A model or configuration; a digest in its name makes an existing one the wanted one."""
-        service, operation, parameters = request
-        kind, name = operation.removeprefix("create_"), {key: parameters[key]}
-        if self.account.find(service, f"describe_{kind}", **name) is not None:
-            return
-        self._with_new_role(request)
-        what = f"{kind.replace('_', ' ')} {parameters[key]}"
-        self._created(what, lambda: self._delete(service, f"delete_{kind}", **name))
-
-    def _ensure_endpoint(self, wanted: Wanted) -> None:
-        _, _, parameters = wanted.endpoint()
-        config = parameters["EndpointConfigName"]
         found = self._settled()
-        if found is not None and found["EndpointStatus"] == "Failed":
-            self.report(f"Endpoint {self.name} had failed: replacing it.")
-            self._delete_endpoint()
+        if found is not None and found["StackStatus"] in _FAILED:
+            self.report(f"Stack {self.stack} had failed: replacing it.")
+            self._delete_stack()
             found = None
+        before = {} if found is None else found.get("Parameters", [])
+        values = {each["ParameterKey"]: each["ParameterValue"] for each in before} | parameters
+        request = {
+            "StackName": self.stack,
+            "TemplateBody": TEMPLATE.read_text(encoding="utf-8"),
+            "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in values.items()],
+            "Capabilities": ["CAPABILITY_NAMED_IAM"],
+            "Tags": [{"Key": TAG, "Value": self.name}],
+            "ClientRequestToken": uuid.uuid4().hex,  # a call that is sent again, since its answer was lost, is one
+        }
         if found is None:
-            self._undo += [self._delete_endpoint, self._delete_scaling]  # before the call, whose answer may be lost
-            self._with_new_role(wanted.endpoint())
-            self.report(f"Creating endpoint {self.name} on {wanted.num_instances} × {wanted.instance_type} …")
-        elif found["EndpointConfigName"] != config:
-            self.account.call("sagemaker", "update_endpoint", EndpointName=self.name, EndpointConfigName=config)
-            self._undo.clear()  # what it needs must stay, whatever happens; a later deployment removes it
-            self.report(f"Updating endpoint {self.name}; it serves meanwhile …")
+            self.is_new = True  # before the call, whose answer may be lost
+            self.report(f"Creating stack {self.stack} …")
+            self.account.call("cloudformation", "create_stack", **request, DisableRollback=True)
+        else:
+            self._update(request)
+        return self._outputs()
+
+    def _update(self, request: dict[str, Any]) -> None:
+        """A stack that serves is brought back if the update fails; one that is new is removed or kept as it is."""
+        try:
+            self.account.call("cloudformation", "update_stack", **request, DisableRollback=self.is_new)
+            self.report(f"Updating stack {self.stack}; the endpoint serves meanwhile …")
+        except AwsError as error:
+            if "No updates are to be performed" not in error.detail:
+                raise
+
+    def _outputs(self) -> dict[str, str]:
+        """
+        Raises:
+            StartError: the stack is not what was wanted.
+        """
         found = self._settled()
         if found is None:
-            raise StartError(f"Endpoint {self.name} was deleted while it was created.")
-        status = found["EndpointStatus"]
-        if status != "InService" or found["EndpointConfigName"] != config:
-            reason = found.get("FailureReason", f"its status is {status}")
+            raise StartError(f"Stack {self.stack} was deleted while it was created.")
+        if found["StackStatus"] not in _SERVES:
             raise StartError(
-                f"Endpoint {self.name} does not serve: {reason.rstrip('.')}. Its log group is {log_group(self.name)}."
+                f"Endpoint {self.name} does not serve: {self._reason()} Its log group is {self.log_group}."
             )
+        return {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs", [])}
 
-    def _with_new_role(self, request: Request) -> None:
-        """A call that creates something, and may name a role which was made a moment ago. A name that is taken is that
-        of a call which was sent again because its answer was lost."""
-        service, operation, parameters = request
-        waited_s = 0.0
-        while True:
-            try:
-                self.account.call(service, operation, **parameters)
-            except AwsError as error:
-                is_role_unknown = "role" in error.detail.lower() and "assume" in error.detail.lower()
-                if not is_role_unknown or waited_s >= ROLE_WAIT_S:
-                    if error.is_name_taken:
-                        return
-                    raise
-            else:
-                return
-            self.sleep(self.poll_s)
-            waited_s += self.poll_s
+    def _reason(self) -> str:
+        """The first failure of the last change. CloudFormation lists the newest event first."""
+        events = self.account.call("cloudformation", "describe_stack_events", StackName=self.stack)["StackEvents"]
+        reasons = []
+        for event in events:
+            if event["ResourceStatus"].endswith("_FAILED"):
+                reasons.append(event.get("ResourceStatusReason", event["ResourceStatus"]))
+            if event["LogicalResourceId"] == self.stack and event["ResourceStatus"] in _STARTED:
+                break
+        return with_advice(reasons[-1] if reasons else "its stack was changed meanwhile")
+
+    def _find_stack(self) -> dict[str, Any] | None:
+        found = self.account.find("cloudformation", "describe_stacks", StackName=self.stack)
+        return None if found is None else dict(found["Stacks"][0])
 
     def _settled(self) -> dict[str, Any] | None:
-        """The endpoint once nothing is in progress; None: there is none.
+        """The stack once nothing is in progress; None: there is none.
 
         Raises:
             StartError: that takes longer than `wait_s`.
         """
         status, waited_s = "", 0.0
-        while (found := self.account.find("sagemaker", "describe_endpoint", EndpointName=self.name)) is not None:
-            if found["EndpointStatus"] != status:
-                status = found["EndpointStatus"]
-                self.report(f"Endpoint {self.name}: {status} after {waited_s:.0f} s.")
-            if status not in _BUSY:
+        while (found := self._find_stack()) is not None:
+            if found["StackStatus"] != status:
+                status = found["StackStatus"]
+                self.report(f"Stack {self.stack}: {status} after {waited_s:.0f} s.")
+            if not status.endswith("_IN_PROGRESS"):
                 return found
             if waited_s >= self.wait_s:
                 raise StartError(
-                    f"Endpoint {self.name} is {status} after {waited_s:.0f} s; see its log group "
-                    f"{log_group(self.name)}, or wait longer with --wait-s."
+                    f"Stack {self.stack} is {status} after {waited_s:.0f} s; see the log group {self.log_group}, or "
+                    "wait longer with --wait-s."
                 )
-            self.sleep(self.poll_s)
+            time.sleep(self.poll_s)
             waited_s += self.poll_s
         return None
 
@@ -245,8 +216,8 @@ class Endpoint:
                 return [str(text) for text in json.loads(answer["Body"].read())["output"]]
             except AwsError as error:
                 if attempt == INVOKE_ATTEMPTS:
-                    raise StartError(f"{error} Its log group is {log_group(self.name)}.") from error
-                self.sleep(self.poll_s)
+                    raise StartError(f"{error} Its log group is {self.log_group}.") from error
+                time.sleep(self.poll_s)
             except (ValueError, KeyError, TypeError) as error:
                 raise StartError(
                     f"Endpoint {self.name} answers, but not as Tercet does: build the image from "
@@ -254,119 +225,24 @@ class Endpoint:
                 ) from error
         raise AssertionError("unreachable")
 
-    def remove_outdated(self, wanted: Wanted) -> None:
-        """Remove models and configurations of earlier deployments of this name.
-
-        Raises:
-            StartError: AWS refuses.
-        """
-        config = wanted.endpoint_config()[2]["EndpointConfigName"]
-        model = wanted.model()[2]["ModelName"]
-        self._remove(self._named_resources(kept=frozenset({config, model})))
-
-    # Removing.
-
     def destroy(self) -> None:
-        """Remove everything that has this deployment's tag. What is gone already is no error.
+        """Remove the stack and the logs. What is gone already is no error.
 
         Raises:
             StartError: something could not be removed; the rest is.
         """
-        found = self.account.find("sagemaker", "describe_endpoint", EndpointName=self.name)
-        steps: list[Step] = []
-        if found is not None:
-            self._require_own(self._is_own_arn(found["EndpointArn"]), f"An endpoint {self.name}")
-            steps = [self._delete_scaling, self._delete_endpoint]
-        steps += self._named_resources()
-        steps += [self._delete_role, self._delete_repository]
-        steps.append(partial(self._delete, "logs", "delete_log_group", logGroupName=log_group(self.name)))
-        self._remove(steps)
+        self._delete_stack()
+        self.account.find("logs", "delete_log_group", logGroupName=self.log_group)
 
-    def _remove(self, steps: list[Step]) -> None:
-        """
-        Raises:
-            StartError: of the first step that failed, after all others were tried.
-        """
-        failures: list[StartError] = []
-        for step in steps:
-            try:
-                step()
-            except StartError as error:
-                failures.append(error)
-        if failures:
-            raise StartError(
-                f"Not everything could be removed, and what is left may cost money: {failures[0]} Run again: "
-                f"{self.destroy_command}"
-            )
-
-    def _named_resources(self, kept: frozenset[str] = frozenset()) -> list[Step]:
-        """Steps that delete this deployment's configurations and models, except `kept`."""
-        steps: list[Step] = []
-        for kind, key, listed in (
-            ("endpoint_config", "EndpointConfigName", "EndpointConfigs"),
-            ("model", "ModelName", "Models"),
-        ):
-            found = self.account.all("sagemaker", f"list_{kind}s", listed, NameContains=f"{self.name}-")
-            steps += [
-                partial(self._delete, "sagemaker", f"delete_{kind}", **{key: item[key]})
-                for item in found
-                if item[key] not in kept and self._is_own_arn(item[key.replace("Name", "Arn")])
-            ]
-        return steps
-
-    def _delete(self, service: str, operation: str, **parameters: Any) -> None:
-        if self.account.find(service, operation, **parameters) is not None:
-            self.report(
-                f"Removed {operation.removeprefix('delete_').replace('_', ' ')} {next(iter(parameters.values()))}."
-            )
-
-    def _delete_endpoint(self) -> None:
-        """Also while it is being created, when AWS refuses that: then it waits. Returns when it is gone."""
-        self._settled()
-        self._delete("sagemaker", "delete_endpoint", EndpointName=self.name)
-        self._settled()
-
-    def _delete_scaling(self) -> None:
-        target = scaling_target(self.name)
-        ids = {"ServiceNamespace": target["ServiceNamespace"], "ResourceIds": [target["ResourceId"]]}
-        if self.account.call("application-autoscaling", "describe_scalable_targets", **ids)["ScalableTargets"]:
-            self._delete("application-autoscaling", "deregister_scalable_target", **target)
-
-    def _delete_role(self) -> None:
-        if not self._owns_role():
+    def _delete_stack(self) -> None:
+        """Also while it is being created: then it waits. Returns when it is gone."""
+        if self._settled() is None:
             return
-        name = role_name(self.name)
-        for policy in self.account.call("iam", "list_role_policies", RoleName=name)["PolicyNames"]:
-            self.account.find("iam", "delete_role_policy", RoleName=name, PolicyName=policy)
-        self._delete("iam", "delete_role", RoleName=name)
-
-    def _owns_role(self) -> bool:
-        found = self.account.find("iam", "list_role_tags", RoleName=role_name(self.name))
-        return found is not None and self._is_own(found["Tags"])
-
-    def _delete_repository(self) -> None:
-        found = self.account.find("ecr", "describe_repositories", repositoryNames=[self.name])
-        if found is None:
-            return
-        arn = found["repositories"][0]["repositoryArn"]
-        if self._is_own(self.account.call("ecr", "list_tags_for_resource", resourceArn=arn)["tags"]):
-            self._delete("ecr", "delete_repository", repositoryName=self.name, force=True)
-
-    # Ownership.
-
-    def _created(self, what: str, undo: Step) -> None:
-        self._undo.append(undo)
-        self.report(f"Created {what}.")
-
-    def _is_own_arn(self, arn: str) -> bool:
-        return self._is_own(self.account.all("sagemaker", "list_tags", "Tags", ResourceArn=arn))
-
-    def _is_own(self, tags: list[dict[str, str]]) -> bool:
-        return {"Key": TAG, "Value": self.name} in tags
-
-    def _require_own(self, is_own: bool, what: str) -> None:
-        if not is_own:
-            raise StartError(
-                f"{what} exists and was not made by this command (it has no tag {TAG}={self.name}): choose another "
-                "--name."
-            )
+        left = "Not everything could be removed, and what is left may cost money"
+        try:
+            self.account.call("cloudformation", "delete_stack", StackName=self.stack)
+        except AwsError as error:
+            raise StartError(f"{left}: {error} Run again: {self.destroy_command}") from error
+        if self._settled() is not None:
+            raise StartError(f"{left}: {self._reason()} Run again: {self.destroy_command}")
+        self.report(f"Removed stack {self.stack}.")

@@ -19,7 +19,8 @@ from shared.errors import StartError
 from shared.setting_values import Address
 from shared.settings import Settings
 from tests.deploy.cloud.aws.cloud import REGION, Cloud
-from tests.deploy.cloud.aws.test_endpoint import deploy
+from tests.deploy.cloud.aws.stacks import load_template
+from tests.deploy.cloud.aws.test_endpoint import deploy, deployed_model
 from tests.deploy.packaging.dockerfile import image
 from tests.e2e.harness import ROOT
 
@@ -58,8 +59,17 @@ def calls(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     environ = {**cloud.environ, "DOCKER_CALLS": str(found), "PATH": str(program.parent)}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(deploy_commands, "POLL_S", 0.0)
+    monkeypatch.setattr(deploy_commands, "POLL_S", 300.0)
+    monkeypatch.setattr("time.sleep", lambda _: None)
     return found
+
+
+def destroy(cloud: Cloud) -> None:
+    """moto does not know that a stack empties its repository."""
+    assert load_template("sagemaker.yaml")["Resources"]["Repository"]["Properties"]["EmptyOnDelete"] is True
+    tags = [{"imageTag": "0.1.0-cpu"}]
+    cloud.client("ecr").batch_delete_image(repositoryName="tercet", imageIds=tags)
+    deploy(destroy=True)
 
 
 def recorded(calls: Path) -> list[list[Any]]:
@@ -78,10 +88,9 @@ def test_the_image_is_built_pushed_and_pinned_by_its_digest(cloud: Cloud, calls:
     assert password not in " ".join(build + login + push)
     assert push == ["push", f"{REGISTRY}/tercet:0.1.0-cpu"]
     assert logout == ["logout", REGISTRY]
-    model = next(call.body for call in cloud.calls if call.operation == "CreateModel")
-    assert model["PrimaryContainer"]["Image"].startswith(f"{REGISTRY}/tercet@sha256:")
-    assert cloud.operations("ecr") == ["CreateRepository", "GetAuthorizationToken", "DescribeImages"]
-    deploy(destroy=True)
+    assert deployed_model(cloud)["PrimaryContainer"]["Image"].startswith(f"{REGISTRY}/tercet@sha256:")
+    assert cloud.operations("ecr") == ["GetAuthorizationToken", "DescribeImages"]
+    destroy(cloud)
     assert cloud.client("ecr").describe_repositories()["repositories"] == []
 
 
@@ -89,8 +98,8 @@ def test_a_second_deployment_pushes_to_the_repository_of_the_first(cloud: Cloud,
     deploy()
     deploy()
     assert [words[0] for words, _, _ in recorded(calls)] == ["build", "login", "push", "logout"] * 2
-    assert cloud.count("CreateModel") == 1
-    deploy(destroy=True)
+    assert cloud.count("CreateStack") == 1
+    destroy(cloud)
 
 
 @pytest.mark.parametrize("step", ["build", "login", "push"])
@@ -101,18 +110,9 @@ def test_a_failing_program_leaves_no_repository(
     with pytest.raises(StartError, match=f"docker {step} failed with exit code 3; its output is above"):
         deploy()
     assert cloud.client("ecr").describe_repositories()["repositories"] == []
-    assert cloud.count("CreateModel") == 0
+    assert cloud.client("sagemaker").list_models()["Models"] == []
     if step == "push":
         assert recorded(calls)[-1][0][0] == "logout"
-
-
-def test_a_repository_of_another_owner_is_left_alone(cloud: Cloud, calls: Path) -> None:
-    cloud.client("ecr").create_repository(repositoryName="tercet")
-    with pytest.raises(StartError, match="An image repository tercet exists and was not made by this command"):
-        deploy()
-    deploy(destroy=True)
-    assert len(cloud.client("ecr").describe_repositories()["repositories"]) == 1
-    assert not calls.exists()
 
 
 def test_without_a_program_the_command_says_which_to_install(monkeypatch: pytest.MonkeyPatch, cloud: Cloud) -> None:

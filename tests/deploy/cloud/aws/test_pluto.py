@@ -117,7 +117,6 @@ def test_the_command_asks_a_real_container(
     environ = {**cloud.environ, "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": front_url}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(deploy_commands, "POLL_S", 0.0)
     deploy_commands.sagemaker(image="tercet", instance_type="ml.c5.xlarge")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(PROMPT)]
     assert len(lines) == 3

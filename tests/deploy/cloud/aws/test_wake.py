@@ -372,7 +372,7 @@ def test_only_the_tagged_instance_may_be_started() -> None:
     assert load_template("lambda-ec2.yaml")["Parameters"]["AuthorizationType"]["Default"] == "AWS_IAM"
 
 
-@pytest.mark.parametrize("name", ["lambda-ec2.yaml", "pluto.yaml"])
+@pytest.mark.parametrize("name", ["lambda-ec2.yaml", "pluto.yaml", "sagemaker.yaml"])
 def test_cfn_lint_finds_no_fault_in_the_templates(name: str) -> None:
     program = Path(sys.executable).with_name("cfn-lint")
     command = [str(program), "--include-checks", "I", "--", str(TEMPLATES / name)]
