@@ -119,14 +119,6 @@ def _cpu(root: Path) -> Iterator[Finding]:
         yield Finding("cpu", fact, "advice", _BETTER[used.name], "grep -m1 -E 'flags|Features' /proc/cpuinfo")
     else:
         yield Finding("cpu", fact)
-    if threads_per_core > 1 and cores > threads_per_core:
-        yield Finding(
-            "cpu",
-            "logical cores share physical ones",
-            "advice",
-            "Two threads of a physical core share its arithmetic units: measure with one thread for each, too.",
-            "tercet tune",
-        )
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and int(quota) < cores * int(period):
         allowed = int(quota) / int(period)
@@ -226,16 +218,7 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
     if ["Disabled"] in query_gpus("persistence_mode"):
         why = "The driver forgets the card whenever no process uses it, and the next start waits for it."
         yield Finding("gpu", "persistence mode is off", "advice", why, "nvidia-smi -pm 1")
-    if has_mps(environ, root):
-        yield Finding("gpu", "MPS is running")
-    elif sum(spec.count for spec in settings.model.models) > 1:
-        yield Finding(
-            "gpu",
-            "several workers share a GPU without MPS",
-            "advice",
-            "They take turns on the GPU; with MPS their kernels run at the same time.",
-            "nvidia-cuda-mps-control -d",
-        )
+    yield Finding("gpu", "MPS is running" if has_mps(environ, root) else "MPS is not running")
 
 
 def _is_nvidia_card(device: Path) -> bool:

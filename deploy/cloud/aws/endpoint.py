@@ -70,21 +70,14 @@ class Endpoint:
             if self.is_new and keep:
                 self.report(f"Kept what was created; remove it with: {self.destroy_command}")
             elif self.is_new:
-                self._undo_after(error)
-            raise
-
-    def _undo_after(self, error: BaseException) -> None:
-        """
-        Raises:
-            StartError: something could not be removed.
-        """
-        self.report("Removing what was created; Ctrl-C leaves it …")
-        try:
-            self._delete_stack()
-        except StartError as left:
-            raise StartError(f"{error} {left}") from error
-        except KeyboardInterrupt:
-            self.report(f"Not everything was removed, and what is left may cost money: {self.destroy_command}")
+                self.report("Removing what was created; Ctrl-C leaves it …")
+                try:
+                    self._delete_stack()
+                except StartError as left:
+                    raise StartError(f"{error} {left}") from error
+                except KeyboardInterrupt:
+                    self.report(f"Not everything was removed, and what is left may cost money: {self.destroy_command}")
+                    raise
             raise
 
     def check_ownership(self) -> None:

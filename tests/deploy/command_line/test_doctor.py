@@ -83,20 +83,15 @@ def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(mach
     assert examine({"TERCET_DEVICES": "cpu"}, machine).can_run
 
 
-@pytest.mark.parametrize(
-    ("models", "has_mps", "is_advised"),
-    [("embedded*2", False, True), ("embedded*2", True, False), ("embedded", False, False)],
-)
-def test_several_workers_of_a_gpu_are_advised_to_use_mps(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, models: str, has_mps: bool, is_advised: bool
-) -> None:
+@pytest.mark.parametrize("has_mps", [False, True])
+def test_mps_is_a_fact(machine: Path, monkeypatch: pytest.MonkeyPatch, has_mps: bool) -> None:
+    """`tercet tune` measures what it brings."""
     write_program(machine / "nvidia-smi", f"echo '{gpu_row('NVIDIA H100')}'")
     monkeypatch.setattr("deploy.tuning.gpus.installed_cuda", lambda: (True, "13.0"))
     if has_mps:
         write(machine, "tmp/nvidia-mps/control", "")
-    findings = examine({"TERCET_MODELS": models}, machine).findings
-    commands = [found.command for found in findings if found.topic == "gpu" and found.severity == "advice"]
-    assert commands == ["nvidia-cuda-mps-control -d"] * is_advised
+    facts = [found.fact for found in examine({}, machine).findings if found.severity == "fact"]
+    assert f"MPS is {'' if has_mps else 'not '}running" in facts
 
 
 def test_the_instruction_set_in_use_is_named_with_what_a_better_one_would_bring(machine: Path) -> None:

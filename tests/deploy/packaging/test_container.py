@@ -7,7 +7,6 @@ ARG BASE). Not shown: Docker, containerd or Kubernetes running the image, and th
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
@@ -27,7 +26,6 @@ from shared.settings import Settings
 from tests.deploy.needs import need
 from tests.deploy.packaging.container import COMPOSE, USER, Container
 from tests.e2e.harness import ROOT, free_port, until
-from tests.tls import Certificate
 from tests.workers.checkpoints.gguf_files import random_model, write_gguf
 from tests.workers.checkpoints.hub_server import Hub, serving
 from workers.checkpoints.resolve import EMBEDDED
@@ -203,49 +201,6 @@ def test_every_setting_comes_from_the_env_file(config: dict[str, Any], image: Pa
     assert done.returncode == 0, done.stdout
     names = re.findall(r"^(TERCET_\w+) \(", done.stdout, re.MULTILINE)
     assert dict(zip(names, re.findall(r"^ {4}now (.*)$", done.stdout, re.MULTILINE), strict=True)) == values
-
-
-def test_health_follows_address_tls_and_role(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
-    gateway_port, worker_port = free_port(), free_port()
-    gateway = Container(
-        image,
-        config,
-        tmp_path / "gateway",
-        BIND=f"127.0.0.1:{gateway_port}",
-        TLS_CERT="/var/lib/tercet/tls.crt",
-        TLS_KEY="/var/lib/tercet/tls.key",
-        POOL=f"embedded=http://127.0.0.1:{worker_port}",
-        POOL_KEY="/var/lib/tercet/pool.key",
-    )
-    workers = Container(
-        image,
-        config,
-        tmp_path / "workers",
-        MODELS="embedded",
-        POOL_BIND=f"127.0.0.1:{worker_port}",
-        POOL_KEY="/var/lib/tercet/pool.key",
-    )
-    certificate = Certificate(gateway.state)
-    for container in (gateway, workers):
-        (container.state / "pool.key").write_text("0123456789abcdef" * 4)
-        for path in container.state.iterdir():
-            path.chmod(0o600)
-            os.chown(path, USER, USER)
-    key = re.findall(r"tct_\S+", gateway.run("key", "new", "laptop").stdout)[-1]
-    with gateway.running("serve", "--role", "gateway") as front:
-        until(lambda: front.exec("tercet", "health", "--live").returncode == 0, 120, "live")
-        # It serves HTTPS, and has no worker yet.
-        assert "is not ready" in front.exec("tercet", "health").stderr
-        with workers.running("serve", "--role", "workers") as back:
-            back.wait_until_healthy()
-            front.wait_until_healthy()
-            with httpx.Client(verify=certificate.client(), trust_env=False, timeout=60) as client:
-                answer = client.post(
-                    f"https://127.0.0.1:{gateway_port}/autocomplete",
-                    json={"context": "The sea"},
-                    headers={"Authorization": f"Bearer {key}"},
-                )
-            assert len(answer.json()["sentences"]) == 3
 
 
 def test_models_of_the_hub_come_into_the_volume(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
