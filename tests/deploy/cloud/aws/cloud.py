@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,13 +58,11 @@ class Call:
 
     Attributes:
         service: as the signature names it, like "sagemaker".
-        operation: like "CreateEndpoint".
-        body: decoded from JSON or a form; else empty.
+        operation: like "CreateStack".
     """
 
     service: str
     operation: str
-    body: dict[str, Any]
 
 
 class Cloud:
@@ -170,7 +167,7 @@ class Cloud:
                     parsed = fault.rewrite(parsed)
             result = (response, parsed), None
         with self._lock:
-            self._calls.append(Call(operation.service_model.signing_name, operation.name, _fields(request)))
+            self._calls.append(Call(operation.service_model.signing_name, operation.name))
         return result
 
     def _due(self, operation: str) -> list[Fault]:
@@ -183,14 +180,6 @@ class Cloud:
                     if fault.first <= self._counts[fault] < fault.first + fault.times:
                         found.append(fault)
         return found
-
-
-def _fields(request: Any) -> dict[str, Any]:
-    """The fields of a request's body."""
-    kind = str(request.headers.get("content-type"))
-    if "json" in kind:
-        return dict(json.loads(request.body or b"{}"))
-    return dict(urllib.parse.parse_qsl(request.body)) if "x-www-form-urlencoded" in kind else {}
 
 
 @contextmanager
