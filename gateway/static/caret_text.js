@@ -6,38 +6,29 @@ import { isSameText } from "./text.js";
 /** @typedef {import("./text.js").TextBefore} TextBefore */
 
 export class CaretText {
-  #context;
-  #position;
-  #after;
-  #isEditable;
+  #editor;
   /** When it was last remembered. @type {TextBefore} */
   last = { end: 0, text: "" };
   /** The rest of the caret's line then. */
   #lastLine = "";
 
   /**
-   * As the options of `Completer`.
-   * @param {() => string} context
-   * @param {(() => number)|undefined} position
-   * @param {() => string} after
-   * @param {() => boolean} isEditable
+   * @param {{context: () => string, position?: () => number, after: () => string, isEditable: () => boolean}} editor  As the
+   *   options of `Completer`.
    */
-  constructor(context, position, after, isEditable) {
-    this.#context = context;
-    this.#position = position;
-    this.#after = after;
-    this.#isEditable = isEditable;
+  constructor(editor) {
+    this.#editor = editor;
   }
 
   /** @returns {TextBefore} */
   get before() {
-    const text = this.#context();
-    return { end: this.#position ? this.#position() : text.length, text };
+    const text = this.#editor.context();
+    return { end: this.#editor.position?.() ?? text.length, text };
   }
 
   /** The text after the caret, at least to the end of its line. */
   get after() {
-    return this.#after();
+    return this.#editor.after();
   }
 
   /** The rest of the caret's line. */
@@ -56,8 +47,13 @@ export class CaretText {
     return this.#lastLine === this.line;
   }
 
+  /** Whether the writer can change the text at present. */
+  get isEditable() {
+    return this.#editor.isEditable();
+  }
+
   /** Whether it is the remembered one, and may be changed. A program can change it without an event. */
   get isSame() {
-    return this.#isEditable() && isSameText(this.before, this.last) && this.isLineSame;
+    return this.isEditable && isSameText(this.before, this.last) && this.isLineSame;
   }
 }

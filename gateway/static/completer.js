@@ -75,7 +75,6 @@ export class Completer {
   #show;
   #insertsSpace;
   #drawsGhost;
-  #isEditable;
 
   /**
    * @param {object} editor
@@ -113,12 +112,11 @@ export class Completer {
     minProbability = MIN_PROBABILITIES.normal, minUsefulness = 1, drawsGhost = true, insertsSpace = false,
     isEditable = () => true, isOtherListUsed = () => false, proseOnly = true, isProse = () => isTextProse(context()), tabTakes = "all", keys = {},
   }) {
-    this.#text = new CaretText(context, position, after, isEditable);
+    this.#text = new CaretText({ context, position, after, isEditable });
     this.#spacing = new Spacing(this.#text, insert);
     this.#show = show;
     this.#insertsSpace = insertsSpace;
     this.#drawsGhost = drawsGhost;
-    this.#isEditable = isEditable;
     this.client = client;
     /** When suggestions are requested unasked. May be changed at any time. */
     this.mode = mode;
@@ -168,7 +166,7 @@ export class Completer {
 
   /** Request suggestions for the text before the caret. Errors appear in the view's `problem`. */
   request() {
-    if (!this.#isEditable()) return;
+    if (!this.#text.isEditable) return;
     this.#unasked.use();
     void this.#requestIdeas(true);
   }
@@ -181,7 +179,7 @@ export class Completer {
    * @returns {boolean}  True if the text was handled; the editor must not insert it.
    */
   type(text) {
-    return this.#isEditable() && this.#spacing.type(text);
+    return this.#text.isEditable && this.#spacing.type(text);
   }
 
   /**
@@ -191,7 +189,7 @@ export class Completer {
    * @param {Change} [change]  The `input` event, for example; `{}` at the end of a composition. Default: typing.
    */
   changed({ inputType = "insertText", isComposing = false } = {}) {
-    if (!this.#isEditable()) return this.close();
+    if (!this.#text.isEditable) return this.close();
     const { before } = this.#text;
     const previous = this.#text.last;
     const stood = this.#composition.change(isComposing, before.text, previous.text);
@@ -225,7 +223,7 @@ export class Completer {
 
   /** The writer has come back to the field or to another text. At an end of the text or a paragraph, an idea comes, once. */
   returned() {
-    if (!this.#isEditable() || this.#isBusy) return;
+    if (!this.#text.isEditable || this.#isBusy) return;
     this.#rememberText();
     this.#unasked.visit();
   }
@@ -319,7 +317,7 @@ export class Completer {
    */
   press(event) {
     if (isInputMethods(event)) this.#composition.press(event);
-    if (isInputMethods(event) || event.defaultPrevented || !this.#isEditable()) return false;
+    if (isInputMethods(event) || event.defaultPrevented || !this.#text.isEditable) return false;
     return this.#keys.press(event, this.#closeIfChanged());
   }
 

@@ -183,8 +183,8 @@ export class SuggestionList {
   }
 }
 
-/** By the editor's view. @type {WeakMap<object, Completer>} */
-const completers = new WeakMap();
+/** By the editor's view. @type {WeakMap<object, ViewSuggestions>} */
+const adapters = new WeakMap();
 
 /**
  * The completer of an editor's view, for commands of its own: `completerOf(view)?.request()`.
@@ -192,7 +192,7 @@ const completers = new WeakMap();
  * @returns {Completer|undefined}  Undefined if the view does not use the adapter.
  */
 export function completerOf(view) {
-  return completers.get(view);
+  return adapters.get(view)?.completer;
 }
 
 /** Connects a completer with one view of an editor that draws ghost text. A subclass knows the editor. */
@@ -214,7 +214,7 @@ export class ViewSuggestions {
     this.#show = show;
     this.list = list ? new SuggestionList(list, (place) => this.completer.accept(place)) : null;
     this.completer = new Completer({ insertsSpace: true, ...options, show: (shown) => this.#receive(shown) });
-    completers.set(view, this.completer);
+    adapters.set(view, this);
     adoptStyles(/** @type {Node} */ (view.root));
   }
 
