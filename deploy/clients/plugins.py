@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.clients.npm.client_package import build as build_client
-from deploy.clients.npm.client_package import exiting_on_failure, install
+from deploy.clients.npm.client_package import empty_folder, exiting_on_failure, install
 from shared.version import tercet_version
 
 ROOT = Path(__file__).parents[2]
@@ -35,8 +35,7 @@ def install_tools(name: str, work: Path) -> None:
     Raises what `npm` does.
     """
     manifest = json.loads((SOURCES / name / "package.json").read_text()) | {"version": tercet_version()}
-    wanted = json.dumps([manifest["devDependencies"], PUBLISHED_BEFORE])
-    install(work, _json(manifest), wanted, f"--before={PUBLISHED_BEFORE}")
+    install(work, _json(manifest), f"--before={PUBLISHED_BEFORE}")
 
 
 def build_obsidian(work: Path, client: Path) -> Path:
@@ -49,7 +48,7 @@ def build_obsidian(work: Path, client: Path) -> Path:
         subprocess.CalledProcessError: the type check or the bundler failed; its output is on stderr.
     """
     _prepare("obsidian", work, client)
-    plugin = _empty_folder(work / "tercet")
+    plugin = empty_folder(work / "tercet")
     # Obsidian provides these modules.
     _bundle(work, "main.ts", plugin / "main.js", ["obsidian", "@codemirror/*"], "--platform=browser")
     shutil.copy(work / "styles.css", plugin)
@@ -61,7 +60,7 @@ def build_obsidian(work: Path, client: Path) -> Path:
 def build_vscode(work: Path, client: Path) -> Path:
     """Build in `work`, which is kept between builds; returns the .vsix. For the rest see `build_obsidian`."""
     _prepare("vscode", work, client)
-    package = _empty_folder(work / "package")
+    package = empty_folder(work / "package")
     _bundle(work, "extension.ts", package / "extension.js", ["vscode"], "--platform=node")
     for path in (work / "package.json", work / "README.md", ROOT / "LICENSE"):
         shutil.copy(path, package)
@@ -79,7 +78,7 @@ def _prepare(name: str, work: Path, client: Path) -> None:
             shutil.copy(path, work)
     # Unpacked here: npm would look up all packages again.
     with tarfile.open(client) as archive:
-        archive.extractall(_empty_folder(work / "client"), filter="data")
+        archive.extractall(empty_folder(work / "client"), filter="data")
     installed = work / "node_modules/tercet-client"
     shutil.rmtree(installed, ignore_errors=True)
     (work / "client/package").rename(installed)
@@ -95,12 +94,6 @@ def _bundle(work: Path, entry: str, target: Path, external: Sequence[str], platf
 
 def _run(directory: Path, program: Path, *arguments: str) -> None:
     subprocess.run([program, *arguments], cwd=directory, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-
-
-def _empty_folder(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
 
 
 def _json(value: Any) -> str:

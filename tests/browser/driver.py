@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, FloatRect, Locator, Page, Request, Route, expect
+from playwright.sync_api import Browser, FloatRect, Locator, Page, Request, Route, expect
 
 from tests.e2e.harness import PATIENCE_S, Tercet, until
 
@@ -38,6 +38,21 @@ SELECTION = STATE + " return [selection.main.from, selection.main.to]; })"
 CARET = STATE + " return selection.main.head; })"
 
 
+def errors_of(page: Page, *kinds: str) -> list[str]:
+    """The errors of a page's scripts, and what it logs of these kinds, such as `error`, from now on."""
+    errors: list[str] = []
+
+    def record(kind: str, text: str) -> None:
+        # The browser also logs every error status, which the page handles.
+        is_expected = "the server responded with a status" in text or SCREENSHOT_STYLE in text
+        if kind in kinds and not is_expected:
+            errors.append(f"{kind}: {text}")
+
+    page.on("pageerror", lambda error: record("error", str(error)))
+    page.on("console", lambda message: record(message.type, message.text))
+    return errors
+
+
 class ObservedPage:
     """A page of the server, open in a browser."""
 
@@ -45,23 +60,12 @@ class ObservedPage:
         page.set_default_timeout(TIMEOUT_MS)
         self.page = page
         self.tercet = tercet
-        self.errors: list[str] = []  # script errors, console errors and requests to other hosts
-        page.on("pageerror", lambda error: self._record_error(f"error: {error}"))
-        page.on("console", self._record_console_error)
+        self.errors = errors_of(page, "error", "warning")  # and requests to other hosts
         page.on("request", self._record_request)
-
-    def _record_error(self, error: str) -> None:
-        if SCREENSHOT_STYLE not in error:
-            self.errors.append(error)
-
-    def _record_console_error(self, message: ConsoleMessage) -> None:
-        # The browser also logs every error status, which the page handles.
-        if message.type in {"error", "warning"} and "the server responded with a status" not in message.text:
-            self._record_error(f"{message.type}: {message.text}")
 
     def _record_request(self, request: Request) -> None:
         if not request.url.startswith((self.tercet.url, "blob:", "data:")):
-            self._record_error(f"request to another host: {request.url}")
+            self.errors.append(f"request to another host: {request.url}")
 
 
 class DocsPage(ObservedPage):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Page, Request, expect
+from playwright.sync_api import Page, Request, expect
 
-from tests.browser.driver import OPENING, answer_with
+from tests.browser.driver import OPENING, answer_with, errors_of
 from tests.e2e.harness import PATIENCE_S, until
 
 SOURCES = Path(__file__).with_name("editors")
@@ -43,17 +43,10 @@ class EditorPage:
         self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
         self.num_finished = 0
         self.num_aborted = 0
-        self.errors: list[str] = []
+        self.errors = errors_of(page, "error")
         page.on("request", self._record_request)
         page.on("requestfinished", self._record_end)
         page.on("requestfailed", self._record_abort)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("console", self._record_console_error)
-
-    def _record_console_error(self, message: ConsoleMessage) -> None:
-        # The browser also logs every error status, such as the one of a superseded request.
-        if message.type == "error" and "the server responded with a status" not in message.text:
-            self.errors.append(message.text)
 
     def _record_request(self, request: Request) -> None:
         if request.method == "POST" and request.url.endswith("/autocomplete"):
@@ -80,7 +73,7 @@ class EditorPage:
         return text.replace("\u00a0", " ")
 
     def type(self, text: str) -> None:
-        self.text.click()
+        self.text.focus()
         self.page.keyboard.type(text)
 
     def press(self, *keys: str) -> None:

@@ -84,51 +84,34 @@ class PluginSettingTab implements Pick<obsidian.PluginSettingTab, "app" | "conta
   constructor(readonly app: obsidian.App) {}
 }
 
-/** A setting's control. Every change of its element counts, as in Obsidian. */
-class Control<E extends HTMLInputElement | HTMLSelectElement> {
-  constructor(readonly element: E) {}
+/** A setting's control of any kind. Every change of its element counts, as in Obsidian. */
+class Control {
+  constructor(readonly element: HTMLInputElement | HTMLSelectElement) {}
 
-  setValue(value: string): this {
-    this.element.value = value;
+  setValue(value: string | boolean): this {
+    Object.assign(this.element, typeof value === "boolean" ? { checked: value } : { value });
     return this;
   }
 
-  onChange(run: (value: string) => unknown): this {
-    this.element.addEventListener("input", () => run(this.element.value));
+  setPlaceholder(placeholder: string): this {
+    Object.assign(this.element, { placeholder });
     return this;
   }
-}
 
-class TextControl extends Control<HTMLInputElement> {
-  setPlaceholder(text: string): this {
-    this.element.placeholder = text;
-    return this;
-  }
-}
-
-class DropdownControl extends Control<HTMLSelectElement> {
   addOptions(options: Record<string, string>): this {
     for (const [value, textContent] of Object.entries(options)) append(this.element, "option", { value, textContent });
     return this;
   }
-}
 
-class ToggleControl {
-  constructor(readonly element: HTMLInputElement) {}
-
-  setValue(isOn: boolean): this {
-    this.element.checked = isOn;
-    return this;
-  }
-
-  onChange(run: (isOn: boolean) => unknown): this {
-    this.element.addEventListener("input", () => run(this.element.checked));
+  onChange(run: (value: any) => unknown): this {
+    const read = (element: any) => (element.type === "checkbox" ? element.checked : element.value);
+    this.element.addEventListener("input", () => run(read(this.element)));
     return this;
   }
 }
 
 /** Here the name of a secret is typed; Obsidian offers a list. */
-class SecretComponent extends Control<HTMLInputElement> {
+class SecretComponent extends Control {
   constructor(_app: obsidian.App, container: HTMLElement) {
     super(append(container, "input", {}));
   }
@@ -142,28 +125,23 @@ class Setting {
   }
 
   setName(name: string): this {
-    append(this.#element, "b", { textContent: name });
-    return this;
+    return this.addComponent((element) => append(element, "b", { textContent: name }));
   }
 
   setDesc(text: string): this {
-    append(this.#element, "small", { textContent: text });
-    return this;
+    return this.addComponent((element) => append(element, "small", { textContent: text }));
   }
 
-  addText(add: (control: TextControl) => unknown): this {
-    add(new TextControl(append(this.#element, "input", {})));
-    return this;
+  addText(add: (control: Control) => unknown): this {
+    return this.addComponent((element) => add(new Control(append(element, "input", {}))));
   }
 
-  addDropdown(add: (control: DropdownControl) => unknown): this {
-    add(new DropdownControl(append(this.#element, "select", {})));
-    return this;
+  addDropdown(add: (control: Control) => unknown): this {
+    return this.addComponent((element) => add(new Control(append(element, "select", {}))));
   }
 
-  addToggle(add: (control: ToggleControl) => unknown): this {
-    add(new ToggleControl(append(this.#element, "input", { type: "checkbox" })));
-    return this;
+  addToggle(add: (control: Control) => unknown): this {
+    return this.addComponent((element) => add(new Control(append(element, "input", { type: "checkbox" }))));
   }
 
   addComponent(add: (element: HTMLElement) => unknown): this {
@@ -230,8 +208,6 @@ const host = {
   listKeys: () => listKeys,
   /** What the plug-in has stored. */
   stored: () => stored,
-  /** The document, without ghost text. */
-  text: () => editor.state.doc.toString(),
 };
 
 Object.assign(window, { host, activeDocument: document });

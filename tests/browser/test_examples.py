@@ -15,16 +15,15 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from deploy.clients.npm import client_package
-from tests.browser.driver import OPENING, StaticSite
+from deploy.clients.plugins import PUBLISHED_BEFORE
+from tests.browser.driver import OPENING, StaticSite, errors_of
+from tests.browser.editor_pages import READING_MS, SELECTORS
 from tests.e2e.harness import ROOT, Tercet, free_port
-from tests.npm_package import NpmPackage
+from tests.npm_package import NpmPackage, skipping_without_npm
 
 DOCUMENTED = "http://localhost:8000"
 MANIFEST = Path(__file__).parent / "wrappers/package.json"
-# npm takes the newest versions before this day of what the pinned packages require: the same day, the same packages.
-PUBLISHED_BEFORE = "2026-11-20"
-EDITORS = {"textarea": "textarea", "codemirror": ".cm-content", "prosemirror": ".ProseMirror", "monaco": ".view-lines"}
-READING_MS = 250  # suggestions that were visible for less than 200 ms cannot be accepted
+EDITORS = {**SELECTORS, "monaco": ".view-lines"}
 
 
 def examples_of_the_package() -> list[str]:
@@ -41,18 +40,10 @@ def wrappers(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
     """A folder with the frameworks, the editors and the packed package installed."""
     assert request.config.cache is not None
     folder = request.config.cache.mkdir("wrappers")
-    installed = folder / "installed.json"  # written last, so an interrupted installation is repeated
-    manifests = {"": client_package.TOOLS, "+": MANIFEST}
-    wanted = {name: json.loads(path.read_text())["dependencies"] for name, path in manifests.items()}
-    manifest = json.dumps({"private": True, "type": "module", "dependencies": wanted[""] | wanted["+"]})
-    if not installed.exists() or installed.read_text() != manifest:
-        (folder / "package.json").write_text(manifest)
-        options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--fetch-timeout=20000"]
-        try:
-            client_package.npm("install", *options, f"--before={PUBLISHED_BEFORE}", directory=folder)
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"npm could not install the frameworks: {error}; {getattr(error, 'stderr', '') or ''}")
-        installed.write_text(manifest)
+    tools, frameworks = (json.loads(path.read_text())["dependencies"] for path in (client_package.TOOLS, MANIFEST))
+    manifest = json.dumps({"private": True, "type": "module", "dependencies": tools | frameworks})
+    with skipping_without_npm():
+        client_package.install(folder, manifest, f"--before={PUBLISHED_BEFORE}")
     package = folder / "node_modules/tercet-client"
     shutil.rmtree(package, ignore_errors=True)
     with tarfile.open(npm_package.packed) as archive:
@@ -96,11 +87,10 @@ def write_and_accept(page: Page, editor: str) -> None:
 
 @pytest.fixture
 def observed(page: Page) -> Iterator[Page]:
-    """A page whose scripts must not log errors, but for statuses that the browser logs."""
-    errors: list[str] = []
-    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    """A page whose scripts must not log errors."""
+    errors = errors_of(page, "error")
     yield page
-    assert not [text for text in errors if "responded with a status" not in text]
+    assert not errors
 
 
 @pytest.mark.parametrize(

@@ -8,38 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, expect
 
 from deploy.clients.plugins import build_obsidian
 from tests.browser.driver import OPENING, StaticSite
+from tests.browser.editor_pages import READING_MS, EditorPage
 from tests.e2e.harness import PATIENCE_S, Tercet, free_port, until
 from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
 
 
-def is_completion(request: Request) -> bool:
-    """Whether it asks for suggestions; a preflight does not."""
-    return request.url.endswith("/autocomplete") and request.method == "POST"
-
-
-class Obsidian:
+class Obsidian(EditorPage):
     """A page with an editor, in which the plug-in is loaded."""
 
     def __init__(self, page: Page, plugin: Path) -> None:
-        self._page = page
+        super().__init__(page, "codemirror", is_framed=False)
         self._plugin = plugin
-        self.text = page.locator(".cm-content")
-        self.ghost = page.locator(".tercet-ghost")
-        self.suggestions = page.locator(".tercet-list li")
         self.notices = page.get_by_role("alert")
         self.status = page.get_by_role("status")
         self.settings = page.get_by_label("Settings", exact=True)
-        self.requests: list[dict[str, Any]] = []  # bodies sent to /autocomplete
-        page.on("request", self._record)
-
-    def _record(self, request: Request) -> None:
-        if is_completion(request):
-            self.requests.append(json.loads(request.post_data or "{}"))
 
     def load(self, settings: dict[str, Any], secrets: dict[str, str]) -> None:
         code = (self._plugin / "main.js").read_text()
@@ -48,30 +35,15 @@ class Obsidian:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the stand-in."""
-        return self._page.evaluate("([name, args]) => host[name](...args)", [name, list(arguments)])
-
-    def type(self, text: str) -> None:
-        self.text.focus()
-        self._page.keyboard.type(text)
+        return self.page.evaluate("([name, args]) => host[name](...args)", [name, list(arguments)])
 
     def type_and_wait_for_response(self, text: str) -> None:
         """Type a text, and wait until the page has handled a response to it."""
-        with self._page.expect_event("requestfinished", is_completion):
-            self.type(text)
-        self._page.wait_for_timeout(200)
-
-    def wait_until_readable(self) -> None:
-        """Only what was visible for 200 ms is accepted."""
-        self._page.wait_for_timeout(300)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self._page.keyboard.press(key)
-
-    @property
-    def value(self) -> str:
-        """The document, without ghost text."""
-        return str(self.call("text"))
+        num_requests = len(self.requests)
+        self.type(text)
+        self.wait_for_num_requests(num_requests + 1)
+        self.wait_for_responses()
+        self.page.wait_for_timeout(READING_MS)
 
     def accept(self) -> None:
         """Accept the ghost text with Tab, as soon as it has been visible for long enough."""
@@ -145,24 +117,13 @@ def test_typing_shows_ghost_text_and_tab_accepts_it(load: Callable[..., Obsidian
     assert obsidian.value == "The old man looked at "
 
 
-def test_words_are_suggested_before_marks_that_the_editor_has_closed(load: Callable[..., Obsidian]) -> None:
-    obsidian = load()
-    obsidian.type('The man (he said "I looked at ')
-    assert obsidian.value == 'The man (he said "I looked at ")'
-    expect(obsidian.ghost).to_be_visible()
-    shown = obsidian.ghost.text_content() or ""
-    obsidian.wait_until_readable()
-    obsidian.press("Tab")
-    assert obsidian.value == f'The man (he said "I looked at {shown}")'  # no space before the bracket
-
-
 @pytest.mark.parametrize("key", ["Tab", "Enter", "Escape", "ArrowDown", "ArrowRight"])
 def test_the_keys_of_an_open_list_are_left_to_it(load: Callable[..., Obsidian], key: str) -> None:
     obsidian = load(isOn=False)
     obsidian.type(OPENING)
     obsidian.call("run", "suggest")
-    expect(obsidian.suggestions).to_have_count(3)
-    obsidian.wait_until_readable()
+    expect(obsidian.items).to_have_count(3)
+    obsidian.page.wait_for_timeout(READING_MS)
     obsidian.call("openList")
     obsidian.press(key)
     assert obsidian.call("listKeys") == [key]
@@ -172,13 +133,13 @@ def test_the_keys_of_an_open_list_are_left_to_it(load: Callable[..., Obsidian], 
 def test_nothing_comes_unasked_in_code_unless_the_setting_is_off(load: Callable[..., Obsidian]) -> None:
     obsidian = load()
     obsidian.type("~~~\n")
-    obsidian.wait_until_readable()
+    obsidian.page.wait_for_timeout(READING_MS)
     num_requests = len(obsidian.requests)
     obsidian.type(OPENING)
-    obsidian.wait_until_readable()
+    obsidian.page.wait_for_timeout(READING_MS)
     assert len(obsidian.requests) == num_requests
     obsidian.call("run", "suggest")
-    expect(obsidian.suggestions).to_have_count(3)
+    expect(obsidian.items).to_have_count(3)
     obsidian.press("Escape")
     obsidian.call("openSettings")
     obsidian.settings.get_by_label("Only in prose").uncheck()
@@ -199,11 +160,11 @@ def test_the_command_suggest_lists_three_ideas_in_every_mode(load: Callable[...,
     expect(obsidian.status).to_have_text("Tercet: off")
     obsidian.type(OPENING)
     obsidian.call("run", "suggest")
-    expect(obsidian.suggestions).to_have_count(3)
+    expect(obsidian.items).to_have_count(3)
     obsidian.press("Alt+ArrowDown")
-    expect(obsidian.suggestions.nth(1)).to_have_attribute("aria-current", "true")
+    expect(obsidian.items.nth(1)).to_have_attribute("aria-current", "true")
     obsidian.accept()
-    expect(obsidian.suggestions).to_have_count(0)
+    expect(obsidian.items).to_have_count(0)
 
 
 def test_the_command_toggle_turns_suggestions_off_and_on(load: Callable[..., Obsidian]) -> None:
@@ -240,7 +201,7 @@ def test_predictions_of_little_use_are_held_back(load: Callable[..., Obsidian]) 
     obsidian.type_and_wait_for_response("The old man looked at ")
     expect(obsidian.ghost).to_have_count(0)
     obsidian.call("run", "suggest")
-    expect(obsidian.suggestions).to_have_count(3)
+    expect(obsidian.items).to_have_count(3)
 
 
 def test_a_bad_key_is_reported_once_and_names_the_setting(load: Callable[..., Obsidian]) -> None:

@@ -50,12 +50,13 @@ def npm(*arguments: str, directory: Path) -> None:
     )
 
 
-def install(directory: Path, manifest: str, wanted: str, *options: str) -> None:
-    """Install what a `package.json` pins into `directory`/node_modules, unless what is `wanted` is installed there.
+def install(directory: Path, manifest: str, *options: str) -> None:
+    """Install what a `package.json` pins into `directory`/node_modules, unless it is installed there.
 
     Raises what `npm` does.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    wanted = json.dumps([manifest, options])
     (directory / "package.json").write_text(manifest, "utf-8")
     installed = directory / "installed.json"  # written last, so an interrupted installation is repeated
     if not installed.exists() or installed.read_text("utf-8") != wanted:
@@ -66,8 +67,7 @@ def install(directory: Path, manifest: str, wanted: str, *options: str) -> None:
 
 def install_tools(directory: Path) -> None:
     """As `install`, of `TOOLS`."""
-    manifest = TOOLS.read_text("utf-8")
-    install(directory, manifest, manifest)
+    install(directory, TOOLS.read_text("utf-8"))
 
 
 def imported(entries: Iterable[str]) -> list[str]:
@@ -103,9 +103,7 @@ def build(directory: Path) -> Path:
     Raises what `npm` and `check_types` do.
     """
     install_tools(directory)
-    package = directory / "package"
-    shutil.rmtree(package, ignore_errors=True)
-    package.mkdir()
+    package = empty_folder(directory / "package")
     manifest = json.loads(MANIFEST.read_text("utf-8"))
     manifest["version"] = tercet_version()
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
@@ -116,6 +114,12 @@ def build(directory: Path) -> Path:
     check_types([package / path.name for path in files], directory, *DECLARE)
     npm("pack", "--ignore-scripts", f"--pack-destination={directory}", directory=package)
     return directory / f"{manifest['name']}-{manifest['version']}.tgz"
+
+
+def empty_folder(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 @contextmanager
