@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -85,28 +82,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSite]:
 
 
 @pytest.fixture(scope="session")
-def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An unpacked extension without permissions, so that its page needs what any page needs."""
-    folder = tmp_path_factory.mktemp("extension")
-    (folder / "manifest.json").write_text(json.dumps({"manifest_version": 3, "name": "Notes", "version": "1.0"}))
-    (folder / "page.html").write_text("<!doctype html><title>Notes</title>")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def extension_origin(extension: Path) -> str:
-    """The identifier of an unpacked extension is the digest of its path, its hexadecimal digits from a to p."""
-    digest = hashlib.sha256(str(extension).encode()).hexdigest()[:32]
-    return "chrome-extension://" + "".join(chr(ord("a") + int(digit, 16)) for digit in digest)
-
-
-@pytest.fixture(scope="session")
-def tercet(site: StaticSite, extension_origin: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
+def tercet(site: StaticSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     """Two models: `embedded`, and `slow`, the same checkpoint with at least 30 ms per decode step."""
     models = f"embedded,slow={ROOT}/workers/checkpoints/embedded"
     base = tmp_path_factory.mktemp("t")
-    origins = f"{site.origin},{extension_origin}"
-    with running(base, models=models, test_step_delay_ms="1=30", origins=origins) as instance:
+    with running(base, models=models, test_step_delay_ms="1=30", origins=site.origin) as instance:
         yield instance
 
 

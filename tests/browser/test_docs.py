@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING, PHONE, DocsPage, violations
+from tests.browser.driver import OPENING, DocsPage, violations
 from tests.e2e.harness import Tercet
 
 OpenDocs = Callable[..., DocsPage]
@@ -39,13 +39,3 @@ def test_every_operation_is_listed_and_one_is_tried(observe: OpenDocs, tercet: T
     assert "event: done" in docs.send(complete, 200, json.dumps({"context": OPENING, "length": 2, "stream": True}))
     found = {violation["id"] for violation in violations(docs.page)}
     assert found == BROKEN_RULES
-
-
-def test_a_parameter_of_the_path_is_sent_from_a_phone(observe: OpenDocs) -> None:
-    docs = observe(DocsPage, "/docs", color_scheme="dark", **PHONE)
-    file = docs.operation("GET", "/static/{name}")
-    file.tap()
-    assert "export { Completer, MIN_PROBABILITIES }" in docs.send(file, 200)
-    file.get_by_placeholder("name").fill("a/../b?c")
-    assert "not_found" in docs.send(file, 404)
-    assert docs.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(28, 32, 34)"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from deploy.packaging.site.documentation import render, stage
 from tests.browser.driver import TIMEOUT_MS, StaticSite
@@ -20,13 +20,6 @@ def documentation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSi
     render(base / "source", base / "site")
     with StaticSite(base / "site") as served:
         yield served
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    with browser.new_context() as context:
-        context.set_default_timeout(TIMEOUT_MS)
-        yield context.new_page()
 
 
 def test_the_search_finds_a_section_and_asks_no_other_server(documentation: StaticSite, page: Page) -> None:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from shared.api_keys import new_key
-from tests.browser.driver import OPENING, DocsPage, Editor, StaticSite
+from tests.browser.driver import OPENING, PHONE, DocsPage, Editor, StaticSite
 from tests.e2e.harness import Tercet, running
 
-# A page's script: what the client module gets from the server, or how it fails.
-COMPLETE = """async ([url, key, context]) => {
-    try {
-        const { Client } = await import(url + "/static/tercet.js");
-        const response = await new Client({ key }).complete({ context, length: 4 });
-        return { sentences: response.sentences.length };
-    } catch (error) {
-        return { name: error.constructor.name, status: error.status, message: error.message };
-    }
-}"""
 # The same request as any page may try it, without the client module; "no-cors" needs no preflight.
 FETCH = """async ([url, mode, headers]) => {
     const body = JSON.stringify({ context: "The sea", length: 4 });
@@ -106,18 +95,6 @@ def test_a_missing_and_a_wrong_key_are_named_and_the_right_one_brings_suggestion
     assert key not in str(editor.requests)
 
 
-def test_typing_is_not_disturbed_while_the_key_is_missing(open_page: Callable[..., Editor]) -> None:
-    editor = open_page(mode="pauses")
-    written = ""
-    for words in (OPENING, " then he went", " home again"):
-        editor.type(words)
-        written += words
-        expect(editor.page.get_by_role("button", name="Enter API key")).to_be_visible()
-        expect(editor.text).to_be_focused()
-        expect(key_input(editor.page)).to_be_hidden()
-    assert editor.value == written
-
-
 def test_the_key_is_kept_as_long_as_the_writer_chooses(open_page: Callable[..., Editor], key: str) -> None:
     editor = open_page(mode="off")
     page = editor.page
@@ -155,12 +132,13 @@ def test_the_documentation_sends_a_key_where_an_operation_needs_it(
     observe: Callable[..., DocsPage], tercet: Tercet, key: str
 ) -> None:
     """The key that is entered in the viewer, or the one that the editor keeps."""
-    docs = observe(DocsPage, "/docs")
+    docs = observe(DocsPage, "/docs", color_scheme="dark", **PHONE)
     page = docs.page
     sent: list[tuple[str, str | None]] = []
     page.on("request", lambda request: sent.append((request.url, request.headers.get("authorization"))))
     complete = docs.operation("POST", "/autocomplete")
     complete.click()
+    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(28, 32, 34)"
     body = '{"context": "The sea", "length": 4}'
     assert "requires an API key" in docs.send(complete, 401, body)
     page.get_by_role("button", name="Authorize").click()
@@ -180,31 +158,12 @@ def test_the_documentation_sends_a_key_where_an_operation_needs_it(
     assert (f"{tercet.url}/health/live", None) in sent
 
 
-def open_empty_page(page: Page, site: StaticSite) -> None:
-    (site.folder / "empty.html").write_text("<!doctype html><title>Notes</title>")
-    page.goto(f"{site.origin}/empty.html")
-
-
-def test_a_page_of_a_listed_origin_uses_its_key_and_reads_refusals(
-    page: Page, site: StaticSite, tercet: Tercet, key: str
-) -> None:
-    open_empty_page(page, site)
-    assert page.evaluate(COMPLETE, [tercet.url, key, OPENING]) == {"sentences": 3}
-    for wrong, message in (("", "requires an API key"), ("tct_wrong", "unknown or revoked")):
-        problem: dict[str, Any] = page.evaluate(COMPLETE, [tercet.url, wrong, OPENING])
-        assert (problem["name"], problem["status"]) == ("Problem", 401)
-        assert message in problem["message"]
-    for headers in ({"x-api-key": key}, {"api-key": key}, {"Authorization": f"Bearer {key}"}):
-        assert page.evaluate(FETCH, [tercet.url, "cors", headers]) == {"type": "cors", "status": 200}
-
-
 def test_a_page_of_another_origin_gets_nothing_even_with_a_key(
     page: Page, tmp_path: Path, tercet: Tercet, key: str
 ) -> None:
+    (tmp_path / "empty.html").write_text("<!doctype html><title>Notes</title>")
     with StaticSite(tmp_path) as other_site:
-        open_empty_page(page, other_site)
-        # The client is public, and explains what is missing; the answers are not.
-        assert page.evaluate(COMPLETE, [tercet.url, key, OPENING])["name"] == "Problem"
+        page.goto(f"{other_site.origin}/empty.html")
         assert page.evaluate(FETCH, [tercet.url, "cors", {"x-api-key": key}]) == {"name": "TypeError"}
         # The browser sends this request without asking, and shows the page nothing of the response.
         assert page.evaluate(FETCH, [tercet.url, "no-cors", {}]) == {"type": "opaque", "status": 0}
