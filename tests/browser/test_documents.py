@@ -343,24 +343,14 @@ def test_another_window_follows_the_same_document(editor: Editor) -> None:
     until(lambda: other.value == "", PATIENCE_S, "the text")
 
 
-def test_windows_have_documents_of_their_own(editor: Editor) -> None:
-    editor.type("The one")
-    other = second_window(editor)
-    start_new(other, "The other")
-    editor.type(", still")
-    for window, value in ((editor, "The one, still"), (other, "The other")):
-        window.reload()
-        assert window.value == value
-    items, others = open_list(editor), open_list(other)
-    until(lambda: titles(items) == titles(others), PATIENCE_S, "both lists show both documents")
-    assert sorted(titles(items)) == ["The one, still", "The other"]
-
-
 def test_an_open_list_follows_the_other_windows(editor: Editor) -> None:
     """With what they write, what they delete, and what one wrote that was closed before it said so."""
     editor.type("The one")
     other = second_window(editor)
     start_new(other, "The other")
+    for window, value in ((editor, "The one"), (other, "The other")):  # each window has a document of its own
+        window.reload()
+        assert window.value == value
     items = open_list(editor)
     until(lambda: titles(items) == ["The other", "The one"], PATIENCE_S, "the other window's document")
     editor.page.keyboard.press("Tab")
@@ -405,28 +395,22 @@ def test_changes_in_two_windows_at_the_same_time_are_both_kept(editor: Editor, *
     until_stored(editor, ["Start. Another way. More.", "Start. One way. More."])
 
 
-def test_a_version_written_without_having_seen_ours_does_not_replace_it(editor: Editor) -> None:
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_version_written_without_having_seen_ours_does_not_replace_it(editor: Editor, *, is_said: bool) -> None:
     """Two windows can write before they hear of each other: the one whose version is not stored continues in a copy."""
     editor.type("Ours")
     until_stored(editor, ["Ours"])
     other = editor.page.context.new_page()
     other.goto(editor.tercet.url + "/docs")  # has no document open
-    store_as_another(other, {"text": "Theirs", "versions": {"other": 1}}, is_said=True)
-    until_stored(editor, ["Ours", "Theirs"])
-    expect(named(editor.page)).to_have_text("Ours (copy)")
-    assert editor.value == "Ours"
-
-
-def test_a_window_that_saved_too_late_does_not_replace_what_is_stored(editor: Editor) -> None:
-    """The other window has stored its version a moment before, and this window does not know of it yet."""
-    editor.type("Ours")
-    until_stored(editor, ["Ours"])
-    other = second_window(editor)
-    store_as_another(other.page, {"text": "Theirs", "versions": {"other": 1}}, 60_000, is_said=False)
-    editor.page.keyboard.insert_text(", too")
-    editor.text.blur()
-    until_stored(editor, ["Ours, too", "Theirs"])
-    expect(named(editor.page)).to_have_text("Ours, too (copy)")
+    store_as_another(other, {"text": "Theirs", "versions": {"other": 1}}, 60_000, is_said=is_said)
+    ours = "Ours"
+    if not is_said:
+        editor.page.keyboard.insert_text(", too")
+        editor.text.blur()
+        ours += ", too"
+    until_stored(editor, [ours, "Theirs"])
+    expect(named(editor.page)).to_have_text(f"{ours} (copy)")
+    assert editor.value == ours
 
 
 def test_a_full_storage_is_said_and_the_text_can_be_downloaded(editor: Editor) -> None:

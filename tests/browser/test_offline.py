@@ -134,15 +134,12 @@ class PageServer:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._app: Any = None
-        self.answer = self._serve
+        self.refuses_all_but_the_page = False
         self.port = free_port()
 
-    def _serve(self, environ: dict[str, Any], start_response: Any) -> Any:
-        return self._app(environ, start_response)
-
-    def refuse_all_but_the_page(self, environ: dict[str, Any], start_response: Any) -> Any:
-        if environ["PATH_INFO"] == "/":
-            return self._serve(environ, start_response)
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+        if environ["PATH_INFO"] == "/" or not self.refuses_all_but_the_page:
+            return self._app(environ, start_response)
         start_response("503 Service Unavailable", [])
         return []
 
@@ -168,11 +165,7 @@ class PageServer:
     @contextmanager
     def running(self, page: Page) -> Iterator[None]:
         """Serve the versions; the page is open and cached when the block begins."""
-
-        def answer(environ: dict[str, Any], start_response: Any) -> Any:
-            return self.answer(environ, start_response)
-
-        with make_server("127.0.0.1", self.port, answer, _ThreadingServer, _QuietHandler) as server:
+        with make_server("127.0.0.1", self.port, self._answer, _ThreadingServer, _QuietHandler) as server:
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
             try:
@@ -252,7 +245,7 @@ def test_an_upgrade_under_way_is_not_cached(server: PageServer, page: Page) -> N
 def test_a_page_of_a_new_version_gets_no_cached_file_of_the_old_one(server: PageServer, page: Page) -> None:
     with server.running(page):
         server.install("2")
-        server.answer = server.refuse_all_but_the_page
+        server.refuses_all_but_the_page = True
         page.reload()
         assert versions(page) == ("2", "none", "")
     page.reload()
