@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shutil
 import subprocess
 import zipfile
@@ -12,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from deploy.clients.plugins import build_vscode
 from tests.browser.driver import OPENING
-from tests.e2e.harness import Tercet, free_port, until
+from tests.e2e.harness import Tercet, free_port, metric, until
 from tests.editor_plugins import build_plugin, bundle_host, running_with_key
 from tests.npm_package import NpmPackage
 
@@ -196,35 +194,22 @@ def test_languages_are_a_setting(editor: Host) -> None:
     assert editor.complete(OPENING, language="python", isExplicit=True)
 
 
-def test_an_acceptance_is_reported(editor: Host, tercet: Tercet, key: str) -> None:
+def test_an_acceptance_is_reported(editor: Host, tercet: Tercet) -> None:
     item = editor.call("complete", before=OPENING, isExplicit=True)[1]
-    before = num_accepted_chars(tercet, key)
+    before = metric(tercet, "tercet_saved_characters_total")
     editor.call("execute", command=item["command"]["command"], args=item["command"]["arguments"])
-    assert num_accepted_chars(tercet, key) - before == len(item["insertText"])
-
-
-def num_accepted_chars(tercet: Tercet, key: str) -> float:
-    text = tercet.client.get("/metrics", headers={"x-api-key": key}).text
-    return sum(float(count) for count in re.findall(r"^tercet_saved_characters_total\{.*\} (\S+)$", text, re.MULTILINE))
+    assert metric(tercet, "tercet_saved_characters_total") - before == len(item["insertText"])
 
 
 def test_cancelling_aborts_the_request(editor: Host, tercet: Tercet) -> None:
     editor.call("configure", settings={"tercet.model": "slow"})
     completion = editor.start("complete", before=OPENING, isExplicit=True)
-    until(lambda: num_in_slow_engine(tercet), 10, "the request in the engine")
+    in_engine = 'tercet_slot_in_flight_branches{slot="1"}'
+    until(lambda: metric(tercet, in_engine), 10, "the request in the engine")
     editor.start("cancel")
     assert editor.result(completion) == []
-    until(lambda: not num_in_slow_engine(tercet), 10, "its sequences freed")
+    until(lambda: not metric(tercet, in_engine), 10, "its sequences freed")
     assert not editor.call("status")["isVisible"]
-
-
-def num_in_slow_engine(tercet: Tercet) -> int:
-    """Sequences in the engine of the slow model, from its worker's metrics."""
-    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-1.sock"))
-    with httpx.Client(transport=transport, base_url="http://slot") as worker:
-        found = re.search(r'in_flight_branches\{slot="1"\} (\d+)', worker.get("/metrics").text)
-    assert found is not None
-    return int(found[1])
 
 
 def test_line_ends_of_windows_change_nothing(editor: Host) -> None:
@@ -241,34 +226,30 @@ def test_a_long_document_is_cut_at_a_line(editor: Host) -> None:
     assert len(editor.complete(document + OPENING, isExplicit=True)) == 3
 
 
-def test_an_unreachable_server_is_reported_once_and_until_it_answers(editor: Host, tercet: Tercet) -> None:
-    editor.call("configure", settings={"tercet.url": f"http://127.0.0.1:{free_port()}/"})
-    assert editor.complete(OPENING, isExplicit=True) == []
-    assert editor.complete(OPENING, isExplicit=True) == []
+@pytest.mark.parametrize(
+    ("settings", "wrong_key", "named"),
+    [
+        ({"tercet.url": f"http://127.0.0.1:{free_port()}/"}, "", 'the setting "tercet.url"'),
+        ({"tercet.model": "none"}, "", 'the setting "tercet.model"'),
+        ({}, "wrong", '"Tercet: Set API Key"'),
+    ],
+    ids=["unreachable", "model", "key"],
+)
+def test_a_problem_is_reported_once_with_what_mends_it_and_until_it_is_mended(
+    editor: Host, tercet: Tercet, key: str, settings: dict[str, Any], wrong_key: str, named: str
+) -> None:
+    editor.call("configure", settings=settings)
+    editor.set_key(wrong_key or key)
+    for _ in range(2):
+        assert editor.complete(OPENING, isExplicit=True) == []
     status = editor.call("status")
     assert (status["isVisible"], status["numShown"]) == (True, 1)
-    assert 'the setting "tercet.url"' in status["tooltip"]
-    editor.call("configure", settings={"tercet.url": tercet.url})
-    assert len(editor.complete(OPENING, isExplicit=True)) == 3
-    assert not editor.call("status")["isVisible"]
-
-
-def test_a_bad_key_names_the_command_that_sets_it(editor: Host, key: str) -> None:
-    editor.set_key("wrong")
-    assert editor.complete(OPENING, isExplicit=True) == []
-    status = editor.call("status")
-    assert status["isVisible"]
-    assert '"Tercet: Set API Key"' in status["tooltip"]
-    assert status["command"]["command"] == "tercet.setKey"
+    assert named in status["tooltip"]
+    assert (status["command"]["command"] == "tercet.setKey") == bool(wrong_key)
+    editor.call("configure", settings={"tercet.url": tercet.url, "tercet.model": ""})
     editor.set_key(key)
     assert not editor.call("status")["isVisible"]
     assert len(editor.complete(OPENING, isExplicit=True)) == 3
-
-
-def test_an_unknown_model_names_the_setting(editor: Host) -> None:
-    editor.call("configure", settings={"tercet.model": "none"})
-    assert editor.complete(OPENING, isExplicit=True) == []
-    assert 'the setting "tercet.model"' in editor.call("status")["tooltip"]
 
 
 def test_deactivation_leaves_nothing_registered(editor: Host) -> None:
