@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,57 +23,6 @@ from tests.clients.emacs import running_emacs
 from tests.e2e.harness import Tercet, until
 
 PROMPT = "The old man looked at the sea and"
-
-
-def minuet_text(printed: str) -> str:
-    """What minuet's `stream_decode` (lua/minuet/utils.lua) makes of curl's output."""
-    text = ""
-    for line in printed.split("\n"):
-        try:
-            part = json.loads(line.removeprefix("data:"))["choices"][0]["text"]
-        except (ValueError, LookupError, TypeError):
-            continue
-        text += part if isinstance(part, str) else ""
-    return text
-
-
-def start_minuet_request(tercet: Tercet, body: dict[str, Any], home: Path) -> subprocess.Popen[str]:
-    """The command of minuet's `make_curl_args`."""
-    # A file per request, as minuet makes them: curl may not have read the last one's yet.
-    with tempfile.NamedTemporaryFile("w", dir=home, suffix=".json", delete=False) as data:
-        json.dump(body, data)
-    headers = ["Content-Type: application/json", "Accept: application/json", "Authorization: Bearer xterm"]
-    return subprocess.Popen(
-        [
-            "curl",
-            "-L",
-            *(part for header in headers for part in ("-H", header)),
-            "--max-time",
-            "3",
-            "-d",
-            f"@{data.name}",
-            f"{tercet.url}/v1/completions",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def test_minuet_s_requests_are_answered_each_with_a_text_of_its_own(tercet: Tercet, tmp_path: Path) -> None:
-    """Three identical requests at once, without seeds; the next key kills those that still run."""
-    body = {"stream": True, "model": "embedded", "max_tokens": 20, "prompt": PROMPT, "stop": ["\n"], "clean": True}
-    requests = [start_minuet_request(tercet, body, tmp_path) for _ in range(3)]
-    answers = [minuet_text(request.communicate(timeout=10)[0]) for request in requests]
-    assert all(answer.strip() for answer in answers)
-    assert len(set(answers)) > 1
-
-    long = [start_minuet_request(tercet, {**body, "max_tokens": 256, "stop": []}, tmp_path) for _ in range(3)]
-    until(lambda: sum(slot["in_flight"] for slot in tercet.slots()) > 0, 5, "a running sequence")
-    for request in long:
-        request.terminate()
-        request.communicate()
-    until(lambda: sum(slot["in_flight"] for slot in tercet.slots()) == 0, 2, "the sequences' cancellation")
 
 
 def continue_texts(lines: Iterable[str]) -> list[str]:

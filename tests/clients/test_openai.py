@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 from openai import OpenAI
-from openai.types import Completion
 
 from shared.api_keys import new_key
 from tests.e2e.harness import Tercet, metric, running, until
@@ -36,15 +34,6 @@ def client_of(tercet: Tercet) -> OpenAI:
     return OpenAI(base_url=f"{tercet.url}/v1", api_key=tercet.environ["TERCET_API_KEY"])
 
 
-def test_a_refusal_is_an_exception_of_the_sdk_that_names_the_field(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as refused:
-        client.completions.create(model="no-such-model", prompt=PROMPT)
-    assert refused.value.param == "model"
-    assert refused.value.code
-    assert refused.value.type
-    assert "model" in refused.value.message
-
-
 def test_an_overloaded_server_is_asked_again_after_the_time_that_it_names(small: Tercet) -> None:
     """The default delay before the first retry is at most half a second; `Retry-After` says one second or more."""
 
@@ -63,22 +52,3 @@ def test_an_overloaded_server_is_asked_again_after_the_time_that_it_names(small:
         answer = pending.result()
     assert (answer.status_code, answer.retries_taken, num_refused()) == (200, 1, 1)
     assert time.monotonic() - began >= 1
-
-
-def test_a_superseded_request_is_not_repeated(client: OpenAI, tercet: Tercet) -> None:
-    """A newer request of the session cancels it; repeated, it would cancel the newer one in turn."""
-
-    def complete(max_tokens: int) -> Completion:
-        return client.completions.create(
-            model="embedded", prompt=PROMPT, max_tokens=max_tokens, extra_body={"session": "s"}
-        )
-
-    with ThreadPoolExecutor(1) as threads:
-        older = threads.submit(complete, 256)
-        until(lambda: any(slot["in_flight"] for slot in tercet.slots()), 5, "the older request's start")
-        assert complete(1).choices
-        with pytest.raises(openai.ConflictError) as refused:
-            older.result()
-    assert refused.value.code == "superseded"
-    assert refused.value.response.headers["x-should-retry"] == "false"
-    assert refused.value.request.headers["x-stainless-retry-count"] == "0"
