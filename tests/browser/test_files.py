@@ -57,20 +57,6 @@ def test_the_whole_text_is_printed_and_nothing_else(editor: Editor) -> None:
     assert shown.split() == editor.value.split()
 
 
-def test_find_and_replace(editor: Editor) -> None:
-    page = editor.page
-    editor.type("One fish, two fish")
-    page.get_by_role("button", name="Find", exact=True).click()
-    page.get_by_placeholder("Find").fill("fish")
-    page.get_by_placeholder("Replace").fill("birds")
-    page.get_by_role("button", name="replace all").click()
-    assert editor.value == "One birds, two birds"
-    editor.press("Escape")
-    expect(editor.text).to_be_focused()
-    editor.press("Control+z")
-    assert editor.value == "One fish, two fish"
-
-
 def test_files_are_opened_and_downloaded(editor: Editor, tmp_path: Path) -> None:
     page = editor.page
     editor.type("Here before")

@@ -10,22 +10,18 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.browser.driver import OPENING, Editor, open_editor
+from tests.browser.driver import OPENING, SURE, Editor, open_editor
 from tests.browser.test_editor import (  # noqa: F401  # the same, in Firefox
     test_escape_dismisses_and_later_keys_edit_the_text,
     test_undo_removes_exactly_the_accepted_suggestion,
 )
 from tests.browser.test_live import (  # noqa: F401  # the same, in Firefox
     assert_the_text_is_visible,
+    hold,
     live,
-    test_a_held_tab_takes_one_suggestion,
-    test_chords_take_any_of_the_list,
-    test_no_list_hides_the_text_below_the_caret,
-    test_nothing_is_suggested_after_deletion_and_undo,
-    test_nothing_unasked_before_text_on_the_line,
-    test_tab_takes_the_first_with_a_space_that_gives_way,
     test_the_list_waits_until_the_first_suggestion_stands_still,
     test_unasked_suggestions_leave_the_plain_keys_to_the_writer,
+    type_until_shown,
 )
 from tests.e2e.harness import Tercet
 
@@ -35,11 +31,10 @@ def browser(firefox: Browser) -> Browser:
     return firefox
 
 
-def test_typing_enters_the_text(editor: Editor) -> None:
-    text = "Two lines,\nand “quotes” — é, 東, 🌊."
-    editor.type(text)
-    assert editor.value == text
-    assert editor.requests == []
+def test_a_held_tab_takes_one_suggestion(live: Editor) -> None:  # noqa: F811  # the fixture
+    ghost = type_until_shown(live)
+    hold(live.page, "Tab", 40)
+    assert live.value == f"{SURE}{ghost} "
 
 
 def test_escape_then_tab_leaves_the_text(editor: Editor) -> None:
@@ -48,16 +43,6 @@ def test_escape_then_tab_leaves_the_text(editor: Editor) -> None:
     editor.press("Escape", "Tab")
     expect(editor.text).not_to_be_focused()
     assert editor.requests == []
-
-
-def test_a_held_key_repeats_and_a_selection_is_replaced(editor: Editor) -> None:
-    editor.type("Once")
-    for _ in range(3):
-        editor.page.keyboard.down("x")
-    editor.page.keyboard.up("x")
-    assert editor.value == "Oncexxx"
-    editor.press("Shift+ArrowLeft", "Shift+ArrowLeft", "y")
-    assert editor.value == "Oncexy"
 
 
 def test_forced_colors_show_the_text(launch_firefox: Callable[..., Browser], tercet: Tercet) -> None:

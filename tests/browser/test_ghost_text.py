@@ -101,10 +101,59 @@ def test_what_was_visible_for_less_than_200_ms_is_not_taken(editor: Editor) -> N
     clock.install()
     editor.type("He saw")
     clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
-    editor.press("Alt+Enter")
+    editor.press("Alt+Enter", "Tab")  # before the answer, too
     until(lambda: editor.ghost_text, PATIENCE_S, "ghost text")
     editor.press("Tab")
-    assert editor.value == "He saw"
+    expect(editor.text).to_be_focused()
+    assert (editor.value, len(editor.requests)) == ("He saw", 1)
     clock.run_for(250)
     editor.press("Tab")
     assert editor.value.startswith("He saw the sea")
+
+
+# ---- right to left ----
+
+
+# Of a line, the text before the ghost text.
+TEXT_BOX = """line => {
+    const range = document.createRange();
+    range.selectNodeContents(line);
+    range.setEndBefore(line.querySelector(".tercet-ghost"));
+    return range.getBoundingClientRect().toJSON();
+}"""
+
+
+# A text, what is suggested after it, and the directions of the paragraphs.
+PARAGRAPHS = [
+    ("שלום עולם", " טוב", ["rtl"]),
+    ("مرحبا", " بالعالم", ["rtl"]),
+    ("“שלום", " עולם", ["rtl"]),
+    ("The sea\nשלום", " עולם", ["ltr", "rtl"]),
+    ("שלום\nThe sea", " and sky", ["rtl", "ltr"]),
+    ("The sea", " and sky", ["ltr"]),
+]
+
+
+def test_each_paragraph_runs_as_its_first_letter_does_and_ghost_text_with_it(editor: Editor) -> None:
+    """The responses are stand-ins, because the model knows no such text."""
+    direction = "(element) => getComputedStyle(element).direction"
+    lines = editor.page.locator("#text .cm-line")
+    for text, ghost, directions in PARAGRAPHS:
+        answer_with(editor.page, ghost)
+        editor.press("Control+a", "Delete")
+        editor.type(text)
+        editor.press("Alt+Enter")
+        expect(editor.ghost).to_have_text(ghost)
+        assert [line.evaluate(direction) for line in lines.all()] == directions
+        line, ghost_box = box(lines.last), box(editor.ghost)
+        before = lines.last.evaluate(TEXT_BOX)
+        middle = line["x"] + line["width"] / 2
+        if directions[-1] == "rtl":  # from the right edge, and the ghost text at its left
+            assert before["x"] > middle
+            assert ghost_box["x"] + ghost_box["width"] <= before["x"] + 1
+        else:
+            assert before["x"] + before["width"] < middle
+            assert ghost_box["x"] >= before["x"] + before["width"] - 1
+        editor.page.wait_for_timeout(MIN_VISIBLE_MS)
+        editor.press("Tab")
+        assert editor.value.rstrip(" ") == f"{text}{ghost}"

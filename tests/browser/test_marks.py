@@ -14,19 +14,6 @@ from tests.browser.editor_pages import EditorPage
 OpenEditor = Callable[..., EditorPage]
 
 
-def test_suggestions_before_a_closing_mark(open_page: Callable[..., Editor]) -> None:
-    editor = open_page(mode="eager")
-    editor.type('He looked at her and said that he did"')
-    editor.press("ArrowLeft")
-    editor.type(" not")
-    expect(editor.list).to_be_visible()
-    editor.page.wait_for_timeout(MIN_VISIBLE_MS)
-    ghost = editor.ghost_text
-    editor.press("Tab")
-    assert ghost
-    assert editor.value == f'He looked at her and said that he did not{ghost}"'
-
-
 def test_words_before_a_bracket_that_the_editor_closed(open_each: OpenEditor) -> None:
     editor = open_each(mode="live")
     answer_with(editor.page, " fond of it")

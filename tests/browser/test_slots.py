@@ -55,9 +55,14 @@ def test_a_server_that_does_not_respond_is_reported_until_it_does(observe: Calla
     observed.errors.clear()  # the browser logs the failed requests
 
 
-def test_a_failed_slot_says_why_and_a_loading_one_how_far_it_is(open_slots: OpenSlots) -> None:
+@pytest.mark.parametrize("context", [{"color_scheme": "light"}, {"color_scheme": "dark", **PHONE}])
+def test_a_failed_slot_says_why_and_a_loading_one_how_far_it_is(
+    open_slots: OpenSlots, context: dict[str, object]
+) -> None:
     """The states are the browser's: those of the test's server stay warm."""
-    page = open_slots()
+    page = open_slots(**context)
+    expect(box(page, "0 · embedded").locator(".state")).to_have_text("rests")
+    found = violations(page)
 
     def change(route: Route) -> None:
         body = route.fetch().json()
@@ -70,19 +75,9 @@ def test_a_failed_slot_says_why_and_a_loading_one_how_far_it_is(open_slots: Open
     assert box(page, "0 · embedded").get_by_role("progressbar").evaluate("element => element.value") == 0.5
     expect(box(page, "1 · slow").locator(".state")).to_have_text("failed")
     expect(box(page, "1 · slow")).to_contain_text("no such file")
-    assert violations(page) == []
+    assert found + violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.unroute_all(behavior="wait")
-
-
-def test_the_legend_explains_squares_colours_and_states(open_slots: OpenSlots) -> None:
-    page = open_slots()
-    legend = page.locator("#legend")
-    for words in ("A square is room for one branch", "serves (green)", "rests (grey) while its model is loaded"):
-        expect(legend).to_contain_text(words)
-    for state in ("loads", "warms", "drains", "failed", "down"):
-        expect(legend.get_by_text(state, exact=True)).to_be_visible()
-    named = page.locator("[data-state=rests] .state").first.evaluate("state => getComputedStyle(state).color")
-    assert max(rgb := [int(each) for each in re.findall(r"\d+", named)]) - min(rgb) < 30, "rests is grey"
 
 
 def test_a_hidden_page_does_not_ask(open_slots: OpenSlots) -> None:
@@ -119,11 +114,3 @@ def test_a_key_is_requested_and_sent_where_the_server_requires_one(open_slots: O
     expect(page.locator("#key-note")).to_have_text("")
     expect(box(page, "0 · embedded").locator(".state")).to_have_text("rests")
     page.unroute_all(behavior="wait")
-
-
-@pytest.mark.parametrize(("scheme", "options"), [("light", {}), ("dark", PHONE)])
-def test_axe_finds_no_violations(open_slots: OpenSlots, scheme: str, options: dict[str, object]) -> None:
-    page = open_slots(color_scheme=scheme, **options)
-    expect(box(page, "0 · embedded")).to_be_visible()
-    assert violations(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

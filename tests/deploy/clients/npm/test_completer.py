@@ -140,7 +140,7 @@ def test_an_idea_replaces_a_fragment_that_was_left_standing(
 
 def test_an_idea_stays_while_it_is_typed(npm_package: NpmPackage) -> None:
     program = """
-    answer = (strategy) => (strategy === "predict" ? [] : [[" old man was gone.", 9]]);
+    answer = (strategy) => (strategy === "predict" ? [] : [[" old man was gone. He", 9]]);
     await type("The", 3000);
     const num = predictions.length, ghosts = [];
     for (const letter of " old") await type(letter, 2000), ghosts.push(ghost());
@@ -155,7 +155,9 @@ def test_at_a_pause_ideas_come_and_stay_while_they_are_typed(npm_package: NpmPac
     program = """
     completer.mode = "pauses";
     answer = () => [[" and the sea", 9], [" of it", 9]];
-    for (const letter of "The old man") await type(letter, 60 + 30 * (text.length % 3));
+    await type("The", 100), press("Escape"); // what the pause would bring does not come
+    await run(6000);
+    for (const letter of " old man") await type(letter, 60 + 30 * (text.length % 3));
     const numEarly = ideas.length, ghosts = [];
     await run(500);
     for (const letter of " and") await type(letter, 1200), ghosts.push(ghost());
@@ -168,6 +170,21 @@ def test_at_a_pause_ideas_come_and_stay_while_they_are_typed(npm_package: NpmPac
     """
     ghosts = ["and the sea", "nd the sea", "d the sea", " the sea", "d the sea"]
     assert run_program(npm_package, program) == [0, 1, ghosts, 0, 2]
+
+
+def test_a_steady_writer_sees_no_list_before_a_pause(npm_package: NpmPackage) -> None:
+    """The first answer says what the writer types, so that it stays on show."""
+    program = """
+    const whole = "The old man looked at the sea and", opened = [];
+    answer = () => [[`${whole.slice(text.length)} then`, 9], ["; otherwise", 9]];
+    for (const letter of whole) await type(letter, 100), opened.push(view.isListed);
+    const isShown = ghost() === " then";
+    await run(500);
+    print([isShown, opened.some(Boolean), view.isListed]);
+    """
+    assert run_program(npm_package, program) == [True, False, True]
+    before_text = program.replace("opened = [];", 'opened = []; after = "\\n\\nmore";')  # which a list would hide
+    assert run_program(npm_package, before_text) == [True, False, False]
 
 
 # The first answer comes for "a", the second for "ab".

@@ -167,6 +167,22 @@ def test_a_chord_that_types_a_character_is_the_editors(npm_package: NpmPackage) 
     assert run_program(npm_package, program) == [False] * (len(typing) + 1) + [True] * len(accepting)
 
 
+def test_keys_of_an_input_method_are_left_to_it(npm_package: NpmPackage) -> None:
+    """Safari ends the composition before it sends the key: only the key code is the input method's."""
+    program = """
+    begin("The old man");
+    answer = () => [[" and the sea", 9], [" of the sea", 9]];
+    press("Alt+Enter");
+    await run(300);
+    const keys = ["Enter", "Tab", "Escape", "ArrowDown", "ArrowUp", "ArrowRight"].flatMap((key) => [key, `Alt+${key}`]);
+    const whose = [{ isComposing: true }, { keyCode: 229 }, { isComposing: true, keyCode: 229 }];
+    const taken = keys.filter((key) => whose.some((each) => press(key, each)));
+    print([taken, text, ghost(), press("Enter"), text]);
+    """
+    expected = [[], "The old man", " and the sea", True, "The old man and the sea "]
+    assert run_program(npm_package, program) == expected
+
+
 # What is composed letter by letter; after an arrow, what it is converted to. Where it stands, each letter requests.
 # After a bar, letters are deleted, which requests nothing.
 COMPOSED = """
