@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,29 +135,22 @@ def served(
 
 
 @pytest.fixture
-def open_file(browser: Browser, served: str, tmp_path: Path) -> Iterator[Callable[[str], Workbench]]:
-    """Opens a new file of this name in a window of its own."""
+def workbench(browser: Browser, served: str, tmp_path: Path) -> Iterator[Workbench]:
+    """A window with a new file."""
     with browser.new_context(viewport={"width": 1100, "height": 700}) as context:
-
-        def open_new(name: str) -> Workbench:
-            page, file = context.new_page(), tmp_path / name
-            file.write_text("")
-            page.set_default_timeout(1000 * START_S)
-            opened = json.dumps([["openFile", f"vscode-remote://{served.removeprefix('http://')}{file}"]])
-            page.goto(f"{served}/?folder={tmp_path}&payload={opened}")
-            expect(page.get_by_role("tab", name=name)).to_be_visible(timeout=1000 * START_S)
-            workbench = Workbench(page, file)
-            page.get_by_role("button", name="Yes, I trust the authors").click()
-            return workbench
-
-        yield open_new
+        page, file = context.new_page(), tmp_path / "note.md"
+        file.write_text("")
+        page.set_default_timeout(1000 * START_S)
+        opened = json.dumps([["openFile", f"vscode-remote://{served.removeprefix('http://')}{file}"]])
+        page.goto(f"{served}/?folder={tmp_path}&payload={opened}")
+        expect(page.get_by_role("tab", name=file.name)).to_be_visible(timeout=1000 * START_S)
+        page.get_by_role("button", name="Yes, I trust the authors").click()
+        yield Workbench(page, file)
 
 
 def test_a_missing_key_is_named_and_with_it_words_appear_and_tab_accepts_them(
-    open_file: Callable[[str], Workbench], server: tuple[Tercet, str]
+    workbench: Workbench, server: tuple[Tercet, str]
 ) -> None:
-    workbench = open_file("note.md")
-
     def is_problem_shown() -> bool:
         workbench.type("So. ")
         workbench.page.wait_for_timeout(500)
