@@ -12,7 +12,6 @@ from tests.browser.driver import MIN_VISIBLE_MS, OPENING, PHONE, SURE, Editor, v
 from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
-STILL_MS = 1300  # longer than the longest time until the list opens
 
 
 @pytest.fixture
