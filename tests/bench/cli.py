@@ -14,7 +14,7 @@ import signal
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -30,7 +30,6 @@ from deploy.tuning.tune.tune_command import parse_clients
 from shared.errors import StartError
 from tests.bench import results
 from tests.bench.gpu.cli import add_gpu_options, bench_gpu
-from tests.bench.quality import replay
 from tests.bench.quality.gap import run_gaps
 from tests.bench.quality.misspellings import MISSPELLED, UNKNOWN, misspellings_row
 from tests.bench.quality.passages import Passage, choose_passages
@@ -46,7 +45,6 @@ from tests.bench.quality.typist import (
     read_kind,
 )
 from tests.bench.run import BenchDocument, Options, names_of, print_document
-from tests.bench.server import start_server
 from tests.bench.speed import against as other_checkout
 from tests.bench.speed import memory, writer
 from tests.bench.speed.cost import CostBench
@@ -67,6 +65,7 @@ QUICK_SENTENCES = 2
 QUICK_KEYS = 40
 # `writer` takes contexts of up to 1,200 characters.
 MIN_TEXT_CHARS = 2000
+PAGE = ROOT / "workers" / "checkpoints" / "page.txt"
 
 Commands: TypeAlias = "_SubParsersAction[ArgumentParser]"
 
@@ -126,10 +125,6 @@ def parser() -> ArgumentParser:
     page = _command(commands, "page", bench_page, rounds=3)
     _add_prose(page)
     page.add_argument("--keys", type=int, default=700, help="to type with each eagerness")
-
-    recording = _command(commands, "replay", bench_replay, models="embedded,synthetic:small")
-    recording.add_argument("answers", type=Path, help="file of recorded answers; recorded now if it does not exist")
-    recording.add_argument("--url", help="of a running server, of any version; default: one is started")
 
     gpu = commands.add_parser("gpu", help=(bench_gpu.__doc__ or "").strip())
     add_gpu_options(gpu)
@@ -298,22 +293,6 @@ def bench_start(args: Namespace) -> None:
         result.rows = measure_starts(err)
 
 
-def bench_replay(args: Namespace) -> int:
-    """Answer 200 seeded requests of every kind and compare the answers with a record, byte by byte, times aside."""
-    with ExitStack() as stack:
-        url = args.url or stack.enter_context(start_server(err, args.models, _settings(args.set))).url
-        if not args.answers.exists():
-            prose = replay.PROSE.read_text(encoding="utf-8")
-            num_requests = replay.record(url, prose, args.models.split(","), args.answers)
-            err.print(f"Recorded {num_requests} answers in {args.answers}; run the same command again to compare.")
-            return 0
-        num_requests, different = replay.differences(url, args.answers)
-    for line in different:
-        err.print(line, soft_wrap=True, markup=False)
-    _write({"requests": num_requests, "different": len(different)})
-    return 1 if different else 0
-
-
 @contextmanager
 def _run(name: str, args: Namespace, *, is_one_worker: bool = True) -> Iterator[tuple[Options, BenchDocument]]:
     """A run, reported at its end. SIGTERM ends it like Ctrl-C: what it started is stopped."""
@@ -392,7 +371,7 @@ def _read_prose(args: Namespace, min_chars: int = MIN_TEXT_CHARS) -> dict[str, s
     if args.corpus is not None and not args.files:
         _, books = split_books(read_books(args.corpus))
         return {book.title: f"{book.author} - {book.title}\n\n{book.text}" for book in books}
-    texts = {path.name: path.read_text(encoding="utf-8") for path in args.files or [replay.PROSE]}
+    texts = {path.name: path.read_text(encoding="utf-8") for path in args.files or [PAGE]}
     if short := [name for name, text in texts.items() if len(text) < max(min_chars, MIN_TEXT_CHARS)]:
         raise StartError(f"{short[0]} has fewer than {max(min_chars, MIN_TEXT_CHARS)} characters.")
     return texts

@@ -137,17 +137,3 @@ def test_page() -> None:
     assert writing[0]["key to paint, p50 ms"] > 0
     assert [row["editor"] for row in (textarea, page)] == ["bare textarea", "page"]
     assert page["CPU per key, p99 ms"] > 0
-
-
-def test_replay_names_the_answers_that_differ(tmp_path: Path) -> None:
-    record = tmp_path / "record.jsonl"
-    arguments = ("replay", str(record), "--models", "embedded")
-    assert run(*arguments)[0] is None
-    assert run(*arguments)[0] == {"requests": 200, "different": 0}
-    first, *others = record.read_text(encoding="utf-8").splitlines()
-    changed = json.loads(first)
-    changed["answer"]["seed"] = -1
-    record.write_text("\n".join([json.dumps(changed), *others]), encoding="utf-8")
-    document, shown = run(*arguments, code=1)
-    assert document == {"requests": 200, "different": 1}
-    assert "request 0, plain (embedded)" in shown

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.quality.replay import PROSE
 from tests.bench.quality.typist import TEXTS
 from tests.workers.helpers import EMBEDDED
+from workers.checkpoints.int8_check import PAGE
 from workers.checkpoints.typography_check import measured_typography, unknown_marks
 from workers.engine.core import ScoreFn, prompt_logprobs
 from workers.engine.cpu.runner import CpuRunner
@@ -20,7 +20,7 @@ from workers.text.tokenizer import Tokenizer
 from workers.text.typography import PLAIN, TYPOGRAPHIC, Speller, Typography
 
 TOKENIZER = Tokenizer.from_directory(EMBEDDED, 8192)
-STRAIGHT = [PROSE.read_text("utf-8"), *(path.read_text("utf-8") for path in sorted((TEXTS / "letters").glob("*.txt")))]
+STRAIGHT = [PAGE.read_text("utf-8"), *(path.read_text("utf-8") for path in sorted((TEXTS / "letters").glob("*.txt")))]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -30,9 +29,9 @@ from torch import Tensor
 
 from shared.cpu_features import INSTRUCTION_SETS
 from shared.protocol import GenerateRequest, Sampling
-from tests.bench.quality.replay import PROSE, requests
 from tests.workers.engine.cpu import test_kernels
 from tests.workers.engine.helpers import CHECKPOINT, TINY, add, make_core, peaked_weights, run_to_end
+from workers.checkpoints.int8_check import PAGE
 from workers.codec import Codec
 from workers.engine.cpu import runner as cpu_runner
 from workers.engine.cpu.kernel_source.build import build
@@ -44,15 +43,19 @@ from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.sequence import Sequence
 from workers.text.token_healing import AllowedTokens
 
+PROSE = PAGE.read_text(encoding="utf-8")
 CPUS = {"neon_dotprod": "neoverse-n1", "scalar": "cortex-a53"}  # qemu's; the latter has no dot products
 KERNELS = ("activate", "add_and_norm", "advance", "attend", "multiply", "sample", "scale", "store_kv")  # as replay.c
 MEMORY_AT, MEMORY_BYTES = 1 << 36, 1 << 28
 PATIENCE_S = 60.0
 FOLLOWED = (list, tuple, dict, AllowedTokens)  # and the engine's own classes
 _start = ThreadTeam.start
-# Of the 200 that `make bench BENCH=replay` records; the first 16 are of different kinds.
-NUM_ANSWERS = {"neon_dotprod": 16, "scalar": 6}
-NUM_SAMPLES, MAX_CHUNK, MAX_PROMPT_TOKENS, MAX_NEW_TOKENS = 3, 64, 100, 8  # emulation takes fifty times as long
+NUM_ANSWERS = {"neon_dotprod": 12, "scalar": 6}  # emulation takes fifty times as long
+NUM_SAMPLES, MAX_CHUNK, MAX_PROMPT_TOKENS, MAX_NEW_TOKENS = 3, 64, 100, 8
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    *({}, {"temperature": 0}, {"stop": (".", " and")}, {"single_line": True}, {"repetition_penalty": 1.4}),
+    *({"temperature": 1.6, "top_k": 0, "top_p": 1}, {"top_k": 0, "top_p": 0.7}, {"top_k": 200}),
+)
 # Their weights have the same layout as those of the ARM sets.
 RECORDED = load_kernels("avx2" if "avx2" in test_kernels.SETS else "scalar")
 
@@ -186,20 +189,20 @@ def answer(loaded: LoadedModel, prompts: list[list[EngineRequest]]) -> None:
         assert all(stream.result().failure is None for stream in streams)
 
 
-def samples_of(codec: Codec, body: dict[str, Any]) -> list[EngineRequest]:
-    length, num_tokens = body.get("length", MAX_NEW_TOKENS), body.get("max_tokens", MAX_PROMPT_TOKENS)
-    sampling = msgspec.convert({**body, "max_new_tokens": min(length, MAX_NEW_TOKENS)}, Sampling)
-    request = GenerateRequest(prompt=body["context"], max_prompt_tokens=num_tokens, heal=True, sampling=sampling)
+def samples_of(codec: Codec, number: int) -> list[EngineRequest]:
+    """Contexts of all lengths, that end at a word's end or in a word; the first is empty."""
+    text = PROSE[97 * number : 97 * number + (0, 40, 160, 700)[number % 4]]
+    sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, **SAMPLINGS[number % len(SAMPLINGS)])
+    request = GenerateRequest(prompt=text, max_prompt_tokens=MAX_PROMPT_TOKENS, heal=True, sampling=sampling)
     sample = replace(codec.request(request, now=math.inf), group_size=NUM_SAMPLES)
-    return [replace(sample, seed=body["seed"] + number) for number in range(NUM_SAMPLES)]
+    return [replace(sample, seed=1000 * number + index) for index in range(NUM_SAMPLES)]
 
 
 def test_neon_changes_no_bit_of_seeded_answers(neon: Emulator) -> None:
     loaded = load_model(CHECKPOINT, dtype="int8", kernels=RECORDED)
     assert loaded.healing is not None
     codec = Codec(loaded.healing, loaded.config.n_positions)
-    wanted = requests(PROSE.read_text(encoding="utf-8"), ["embedded"], NUM_ANSWERS[neon.instruction_set])
-    answer(loaded, [samples_of(codec, body) for _, body in wanted])
+    answer(loaded, [samples_of(codec, number) for number in range(NUM_ANSWERS[neon.instruction_set])])
     assert neon.most_times == MAX_NEW_TOKENS - 1  # a multi-step decode, of all kernels
 
 
