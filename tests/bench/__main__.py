@@ -6,7 +6,8 @@ import sys
 
 from deploy.terminal import labelled
 from shared.errors import StartError
-from tests.bench.cli import err, parser
+from tests.bench.cli import parser
+from tests.bench.results import err
 
 # A spawned contender imports this module too.
 if __name__ == "__main__":

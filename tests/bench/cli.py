@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-from rich.console import Console
 
 from deploy.clients.lsp.text import trim_suffix
 from deploy.tuning.gpus import list_gpus
@@ -51,13 +50,10 @@ from tests.bench.speed.cost import CostBench
 from tests.bench.speed.engine import EngineBench
 from tests.bench.speed.first_start import measure_starts
 from tests.bench.speed.http import LEVELS, HttpBench
-from tests.bench.speed.page import PageBench
+from tests.bench.speed.page import run_page
 from tests.bench.speed.rows import TARGETS
 from tests.instruction_sets import limits
 from workers.training.corpus import read_books, split_books
-
-# A file has no width; this is the width of the widest table.
-err = Console(stderr=True, width=None if sys.stderr.isatty() else 180, highlight=False)
 
 QUICK_ROUNDS = 1
 QUICK_PASSAGES, QUICK_WORDS = 2, 5
@@ -161,15 +157,15 @@ def bench_engine(args: Namespace) -> None:
     os.environ.update(limits(args.instruction_set) if args.instruction_set else {})
     with _run("engine", args) as (options, result):
         if args.against is not None:
-            result.rows += other_checkout.compare(args.against.resolve(), options.num_rounds, err)
+            result.rows += other_checkout.compare(args.against.resolve(), options.num_rounds)
         else:
-            EngineBench(options, args.only or [*TARGETS], err).run(result)
+            EngineBench(options, args.only or [*TARGETS]).run(result)
 
 
 def bench_http(args: Namespace) -> None:
     """Requests per second, latency percentiles and time to first token of the gateway under closed-loop clients."""
     with _run("http", args) as (options, result):
-        HttpBench(options, args.clients, err).run(result)
+        HttpBench(options, args.clients).run(result)
 
 
 def bench_cost(args: Namespace) -> None:
@@ -180,7 +176,7 @@ def bench_cost(args: Namespace) -> None:
             result.rows = memory.measure_memory(options.models, options.settings, args.memory, other or ROOT, args.seed)
         return
     with _run("cost", args) as (options, result):
-        CostBench(options, err, other, _fields(args.field)).run(result)
+        CostBench(options, other, _fields(args.field)).run(result)
 
 
 def bench_writer(args: Namespace) -> None:
@@ -193,7 +189,7 @@ def bench_writer(args: Namespace) -> None:
     )
     texts = _read_prose(args, args.context_chars + writer.NUM_KEYS)
     with _run("writer", args) as (options, result):
-        writer.run_parts(args.only or [*writer.PARTS], options, writing, list(texts.values()), result, err)
+        writer.run_parts(args.only or [*writer.PARTS], options, writing, list(texts.values()), result)
 
 
 def bench_typist(args: Namespace) -> None:
@@ -214,7 +210,7 @@ def bench_typist(args: Namespace) -> None:
 
 
 def _sample_openings(args: Namespace, options: Options, result: BenchDocument) -> None:
-    sample_openings(options, _fields(args.field), result, err)
+    sample_openings(options, _fields(args.field), result)
 
 
 def _compare_stated(args: Namespace, options: Options, result: BenchDocument) -> None:
@@ -222,7 +218,7 @@ def _compare_stated(args: Namespace, options: Options, result: BenchDocument) ->
     letters = [passage.text for passage in read_kind("letters", None, None, rng)]
     chosen = choose_places([[*_read_prose(args).values()], letters], args.stated, rng)
     cursors = [(place.text[: place.at], place.after, 0) for place in chosen]
-    result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result, err))
+    result.rows += stated_rows(options.models, chosen, ask(options, cursors, PREDICTIONS, result))
 
 
 def _run_keytype(args: Namespace, options: Options, result: BenchDocument) -> None:
@@ -232,13 +228,13 @@ def _run_keytype(args: Namespace, options: Options, result: BenchDocument) -> No
     cases = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
     contexts = [case["context"] for case in cases]
     cursors = [(context["beforeCursor"], trim_suffix(context["afterCursor"]), 0) for context in contexts]
-    answers = ask(options, cursors, {**PREDICTIONS, "min_probability": args.min_probability}, result, err)
+    answers = ask(options, cursors, {**PREDICTIONS, "min_probability": args.min_probability}, result)
     result.rows += keytype_rows(options.models, cases, answers, args.min_usefulness)
 
 
 def _run_misspellings(_: Namespace, options: Options, result: BenchDocument) -> None:
     cursors = [(context, "", 0) for context in [*(context for context, _ in MISSPELLED), *UNKNOWN]]
-    answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result, err)
+    answers = ask(options, cursors, {**PREDICTIONS, "corrections": True}, result)
     result.rows.append(misspellings_row(options.models, answers))
 
 
@@ -253,7 +249,7 @@ def _measure_savings(args: Namespace, options: Options, result: BenchDocument) -
         fields=_fields(args.field),
         idea_fields=_fields(args.idea_field),
     )
-    TypistBench(options, typist, _choose_texts(args), err).run(result)
+    TypistBench(options, typist, _choose_texts(args)).run(result)
 
 
 def _choose_texts(args: Namespace) -> list[Passage]:
@@ -276,21 +272,21 @@ def bench_gap(args: Namespace) -> None:
     """Words missing inside a sentence: how often three suggestions have them, with the text after them and without."""
     texts = _read_prose(args)
     with _run("gap", args) as (options, result):
-        run_gaps(options, texts, QUICK_SENTENCES if args.quick else args.sentences, _fields(args.field), result, err)
+        run_gaps(options, texts, QUICK_SENTENCES if args.quick else args.sentences, _fields(args.field), result)
 
 
 def bench_page(args: Namespace) -> None:
     """The web editor in Chromium: from a key to the painted suggestion, flicker, and keys in a long document."""
     texts = _read_prose(args)
     with _run("page", args) as (options, result):
-        PageBench(options, texts, QUICK_KEYS if args.quick else args.keys, err).run(result)
+        run_page(options, texts, QUICK_KEYS if args.quick else args.keys, result)
 
 
 def bench_start(args: Namespace) -> None:
     """From `make serve` to a suggestion, in an installation that has served nothing yet, and once more."""
     with _run("start", args) as (_, result):
         result.model = "default"
-        result.rows = measure_starts(err)
+        result.rows = measure_starts()
 
 
 @contextmanager
@@ -306,9 +302,9 @@ def _run(name: str, args: Namespace, *, is_one_worker: bool = True) -> Iterator[
         settings=options.server_settings,
         workload=msgspec.to_builtins(options.workload),
     )
-    with measured_run(document, err):
+    with measured_run(document, results.err):
         yield options, document
-    print_document(err, document)
+    print_document(document)
     if args.record:
         results.record(args.record, document, document.rows)
     _write(document)

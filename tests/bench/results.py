@@ -7,11 +7,13 @@ NAME -->` stands (`make docs`), or with `NAME; heading; heading` some of its col
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
 import msgspec
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +22,8 @@ from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
 from tests.programs import run_program
 
+# A file has no width; this is the width of the widest table.
+err = Console(stderr=True, width=None if sys.stderr.isatty() else 180, highlight=False)
 RESULTS = ROOT / "docs" / "results"
 # By heading, which has the unit. None: not measured.
 Row: TypeAlias = dict[str, str | int | float | None]

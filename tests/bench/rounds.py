@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
 from deploy.tuning.load.clients import Reply
 from deploy.tuning.load.run import progress
 from shared.errors import StartError
-from tests.bench.results import Row
+from tests.bench.results import Row, err
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -73,7 +72,7 @@ class Results:
             self.failures[name] = _first_line(error)
 
 
-def interleave(contenders: Sequence[Contender], num_rounds: int, console: Console) -> Results:
+def interleave(contenders: Sequence[Contender], num_rounds: int) -> Results:
     """All samples of `num_rounds` rounds, after one warm-up round whose samples are dropped.
 
     Each contender has one turn per round, so that other load on the machine affects all contenders alike; each round
@@ -82,7 +81,7 @@ def interleave(contenders: Sequence[Contender], num_rounds: int, console: Consol
     """
     found: dict[str, dict[str, list[float]]] = {contender.name: {} for contender in contenders}
     failures: dict[str, str] = {}
-    with progress(console, "Rounds", (num_rounds + 1) * len(contenders)) as on_turn:
+    with progress(err, "Rounds", (num_rounds + 1) * len(contenders)) as on_turn:
         for number in range(-1, num_rounds if contenders else -1):
             first = max(0, number) % len(contenders)
             for contender in (*contenders[first:], *contenders[:first]):

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from deploy.terminal import labelled
 from deploy.tuning.load.run import Document, print_notes
 from deploy.tuning.load.workload import W, Workload
 from shared.errors import StartError
 from shared.settings import Settings
-from tests.bench.results import Row, tables
+from tests.bench.results import Row, err, tables
 from tests.bench.rounds import Series
 from workers.checkpoints.resolve import Checkpoint, resolve
 
@@ -77,15 +76,15 @@ class BenchDocument(Document, kw_only=True):
     not_measured: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def print_document(console: Console, document: BenchDocument) -> None:
+def print_document(document: BenchDocument) -> None:
     """The figures, what was not measured and why, the notes, and how far the figures can be trusted."""
     for found in (*tables([series.row for series in document.series.values()]), *tables(document.rows)):
-        console.print(found)
+        err.print(found)
     reasons = document.not_measured
     for why in dict.fromkeys(reasons.values()):
         names = ", ".join(name for name, reason in reasons.items() if reason == why)
-        console.print(labelled("Not measured:", "yellow", f"{names}: {why}"))
-    print_notes(console, document)
+        err.print(labelled("Not measured:", "yellow", f"{names}: {why}"))
+    print_notes(err, document)
 
 
 def names_of(noun: str, names: Collection[str]) -> Callable[[str], list[str]]:

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-from rich.console import Console
 
 from deploy.tuning.load.clients import LOOPBACK, Body, Connection, Exchange
 from deploy.tuning.load.server import POLL_S, Server
+from tests.bench.results import err
 
 LOG_S = 0.1  # a worker logs a branch after it has answered
 
@@ -90,16 +90,16 @@ class ThreadConnections:
 
 
 @contextmanager
-def start_server(console: Console, models: str, settings: dict[str, str]) -> Iterator[MeasuredServer]:
+def start_server(models: str, settings: dict[str, str]) -> Iterator[MeasuredServer]:
     """A warm server under test, stopped at the end.
 
     Raises:
         StartError: it does not get warm.
     """
-    with console.status("Starting the server under test …") as status, MeasuredServer(models, settings) as server:
+    with err.status("Starting the server under test …") as status, MeasuredServer(models, settings) as server:
         status.stop()
         if kernels := server.in_effect().get("kernels in effect"):
-            console.print(f"Kernels: {kernels}", highlight=False)
+            err.print(f"Kernels: {kernels}", highlight=False)
         yield server
 
 

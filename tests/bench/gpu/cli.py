@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from deploy.tuning.gpus import list_gpus
 from deploy.tuning.load import run as frame
@@ -19,9 +18,8 @@ from tests.bench.gpu import summary
 from tests.bench.gpu.context import Context
 from tests.bench.gpu.record import StageResult
 from tests.bench.gpu.stages import STAGES, run_stages, stored
+from tests.bench.results import err
 from tests.bench.run import names_of
-
-err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 150)
 
 
 def add_gpu_options(command: ArgumentParser) -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from functools import partial
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from rich.console import Console
 
 from deploy.tuning.gpus import has_mps
 from deploy.tuning.load.clients import LOOPBACK
@@ -35,7 +32,6 @@ NUM_GATEWAY_REQUESTS = 5  # per round
 PAUSE_S, NUM_PAUSES = 2.0, 6
 NUM_CLIENTS, SECONDS = 48, 8.0  # of stage `workers`
 MPS_CONTROL, MPS_STOP_S = "nvidia-cuda-mps-control", 5.0
-console = Console(file=sys.stderr, width=120)
 
 
 def run(context: Context, record: Recorder) -> None:
@@ -57,7 +53,7 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
         raise Skipped("a rehearsal does not compile: on two cores that takes minutes")
     measured = options(context, context.model)
     prompts = PromptGenerator(subject(context.model), measured.seed)
-    with Contenders(measured, console) as contenders:
+    with Contenders(measured) as contenders:
         server, clients = _start(contenders, measured, context, prompts)
 
         def measure_gateway() -> dict[str, list[float]]:
@@ -74,7 +70,7 @@ def compare(context: Context, baseline: str) -> dict[str, Any]:
 
         [theirs] = contenders.start_baselines([baseline], subject(context.model), prompts)
         turns = [theirs, Contender("gateway", "gateway", measure_gateway)]
-        results = interleave(turns, measured.num_rounds, console)
+        results = interleave(turns, measured.num_rounds)
         paused = [send_after_a_pause() for _ in range(1 if context.is_rehearsal else NUM_PAUSES)]
         slots = server.slots()
     if results.failures:
@@ -101,7 +97,7 @@ def run_workers(context: Context, record: Recorder) -> None:
 def _count_answers(context: Context, num_workers: int) -> dict[str, Any]:
     measured = options(context, f"{context.model}*{num_workers}")
     num_clients, seconds = (4, 1) if context.is_rehearsal else (NUM_CLIENTS, SECONDS)
-    with Contenders(measured, console) as contenders:
+    with Contenders(measured) as contenders:
         _, clients = _start(contenders, measured, context, PromptGenerator(subject(context.model), 0))
         load = clients.call("send_for", num_clients, seconds)
     replies = raise_for_status(load.replies)

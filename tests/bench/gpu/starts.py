@@ -23,7 +23,7 @@ from deploy.tuning.planning import make_plan
 from shared.errors import StartError
 from tests.bench.gpu.context import Context, subject
 from tests.bench.gpu.record import Recorder, Skipped
-from tests.bench.gpu.requests import console, options
+from tests.bench.gpu.requests import options
 from tests.bench.rounds import raise_for_status
 from tests.bench.server import MeasuredServer, start_server
 from tests.faulty_workers import fault_environment
@@ -124,7 +124,7 @@ def _start_twice(context: Context) -> dict[str, Any]:
 
 def _serving(context: Context, **settings: str) -> AbstractContextManager[MeasuredServer]:
     measured = options(context, context.model, **settings)
-    return start_server(console, measured.models, measured.server_settings)
+    return start_server(measured.models, measured.server_settings)
 
 
 def _clients(context: Context, server: MeasuredServer) -> Clients:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from tests.bench.quality.keystrokes import Answer
 from tests.bench.quality.suggestions import SEEDS_APART, ask
@@ -64,7 +63,6 @@ def run_gaps(
     num_sentences: int,
     fields: Mapping[str, Any],
     document: BenchDocument,
-    console: Console,
 ) -> None:
     """Fill the document.
 
@@ -81,7 +79,7 @@ def run_gaps(
         for number, gap in enumerate(gaps)
         for end, after in ((gap.start, ""), (gap.start, gap.after), (gap.end, gap.after))
     ]
-    answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document, console)
+    answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document)
     document.workload["num_sentences"] = num_sentences
     by_suffix = {False: answers[::3], True: answers[1::3]}
     document.rows = list(_rows(gaps, by_suffix))

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-from rich.console import Console
-
 from deploy.tuning.load.run import progress
 from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
 from tests.bench.quality.keystrokes import Answer
 from tests.bench.quality.passages import trim_context
+from tests.bench.results import err
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer, ThreadConnections, start_server
 
@@ -71,9 +70,9 @@ class GatewaySource:
 
 
 @contextmanager
-def gateway_source(options: Options, fields: Mapping[str, Any], console: Console) -> Iterator[GatewaySource]:
+def gateway_source(options: Options, fields: Mapping[str, Any]) -> Iterator[GatewaySource]:
     """A server of its own, warmed up."""
-    with start_server(console, options.models, options.server_settings) as server:
+    with start_server(options.models, options.server_settings) as server:
         source = GatewaySource(server, fields)
         for seed in range(NUM_WARM_UPS):
             source.suggest("Once upon a time there was", seed)
@@ -85,7 +84,6 @@ def ask(
     cursors: Sequence[tuple[str, str, int]],
     fields: Mapping[str, Any],
     document: BenchDocument,
-    console: Console,
 ) -> list[Answer]:
     """The answers at cursors, one after the other, from a server of its own.
 
@@ -98,8 +96,8 @@ def ask(
     """
     document.workload = {"fields": fields}
     with (
-        gateway_source(options, fields, console) as source,
-        progress(console, f"Requests, {options.models}", len(cursors)) as turn,
+        gateway_source(options, fields) as source,
+        progress(err, f"Requests, {options.models}", len(cursors)) as turn,
     ):
         answers = []
         for before, after, seed in cursors:
@@ -108,7 +106,7 @@ def ask(
     return answers
 
 
-def sample_openings(options: Options, fields: Mapping[str, Any], document: BenchDocument, console: Console) -> None:
+def sample_openings(options: Options, fields: Mapping[str, Any], document: BenchDocument) -> None:
     """Fill the document.
 
     Args:
@@ -119,7 +117,7 @@ def sample_openings(options: Options, fields: Mapping[str, Any], document: Bench
     """
     openings = OPENINGS.read_text(encoding="utf-8").splitlines()
     cursors = [(opening, "", SEEDS_APART * number) for number, opening in enumerate(openings)]
-    answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document, console)
+    answers = ask(options, cursors, {"n_samples": NUM_SUGGESTIONS, **fields}, document)
     # Without a leading space, a suggestion completes the opening's last word.
     document.rows = [
         {"opening": opening, "suggestion": "…" + " / ".join(filter(None, suggestion.split("\n")))}

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-from rich.console import Console
-
 from deploy.tuning.load.run import progress
 from deploy.tuning.load.server import ROOT
 from shared.errors import StartError
@@ -24,7 +22,7 @@ from tests.bench.quality.keystrokes import Answer, Suggest, Usage, savings, usag
 from tests.bench.quality.passages import Passage
 from tests.bench.quality.suggestions import SEEDS_APART, GatewaySource, gateway_source
 from tests.bench.quality.writers import KEY_INTERVAL_MS, PageWriter, Writer, write_by_literature
-from tests.bench.results import Row
+from tests.bench.results import Row, err
 from tests.bench.rounds import percentile
 from tests.bench.run import BenchDocument, Options
 from workers.text.typography import TYPOGRAPHIC, Speller
@@ -82,12 +80,12 @@ class TypistOptions:
 class TypistBench:
     """One run of one model. `run` adds to the document."""
 
-    def __init__(self, options: Options, typist: TypistOptions, passages: Sequence[Passage], console: Console) -> None:
+    def __init__(self, options: Options, typist: TypistOptions, passages: Sequence[Passage]) -> None:
         """
         Args:
             passages: passages to type; those of one file or kind share a row.
         """
-        self._options, self._typist, self._passages, self._console = options, typist, passages, console
+        self._options, self._typist, self._passages = options, typist, passages
 
     def run(self, document: BenchDocument) -> None:
         words = sum(len(passage.text[passage.start : passage.end].split()) for passage in self._passages)
@@ -115,8 +113,8 @@ class TypistBench:
         latencies_ms: list[float] = []
         is_over = threading.Event()  # after Ctrl-C or a failed request, no writer sends another
         with (
-            gateway_source(self._options, self._fields, self._console) as source,
-            progress(self._console, f"Passages, {self._options.models}", len(passages)) as turn,
+            gateway_source(self._options, self._fields) as source,
+            progress(err, f"Passages, {self._options.models}", len(passages)) as turn,
             ThreadPoolExecutor(self._typist.num_writers) as pool,
         ):
             done = pool.map(partial(self._type, source, is_over), passages, _seeds(passages))

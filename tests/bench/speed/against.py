@@ -11,8 +11,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-
 from deploy.tuning.load.clients import LOOPBACK, Clients
 from deploy.tuning.load.server import ROOT
 from deploy.tuning.load.workload import W
@@ -36,7 +34,7 @@ SERIES = {
 }
 
 
-def compare(other: Path, num_rounds: int, console: Console) -> Iterator[Row]:
+def compare(other: Path, num_rounds: int) -> Iterator[Row]:
     """Measure both checkouts in turns: the median of each series over all rounds.
 
     Args:
@@ -47,7 +45,7 @@ def compare(other: Path, num_rounds: int, console: Console) -> Iterator[Row]:
     """
     with ExitStack() as stack:
         contenders = [_start(stack, name, root) for name, root in (("ours", ROOT), ("other", other))]
-        results = interleave(contenders, num_rounds, console)
+        results = interleave(contenders, num_rounds)
     for name, reason in results.failures.items():
         raise StartError(f"{name}: {reason}")
     for key, (label, unit) in SERIES.items():

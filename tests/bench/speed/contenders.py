@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from deploy.tuning.load.workload import PromptGenerator, Workload
 from tests.bench.contender_process import ContenderProcess
+from tests.bench.results import err
 from tests.bench.rounds import Contender
 from tests.bench.run import Options
 from tests.bench.server import MeasuredServer, start_server
@@ -52,10 +52,9 @@ def linear_passes(workload: Workload, num_requests: int = 1) -> list[LinearPass]
 class Contenders(ExitStack):
     """The processes of one run; closing the stack ends them."""
 
-    def __init__(self, options: Options, console: Console) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__()
         self._options = options
-        self._console = console
 
     def start_process(self, factory: str, *args: Any) -> ContenderProcess:
         """A contender by its "module:name"; its process starts at its first call."""
@@ -67,7 +66,7 @@ class Contenders(ExitStack):
         Args:
             models: a value of `TERCET_MODELS`.
         """
-        return self.enter_context(start_server(self._console, models, self._options.server_settings))
+        return self.enter_context(start_server(models, self._options.server_settings))
 
     def start_clients(self, address: tuple[str, int], subject: Checkpoint, seed: int) -> ContenderProcess:
         """`Clients` of the gateway at `address`, which send the options' workload."""
@@ -96,10 +95,10 @@ class Contenders(ExitStack):
         The bandwidth is printed: what follows is to be read against it.
         """
         is_quick = self._options.is_quick
-        with self._console.status("Measuring the ceiling: memory bandwidth and matrix kernels …"):
+        with err.status("Measuring the ceiling: memory bandwidth and matrix kernels …"):
             ceiling = self.start_process("tests.bench.speed.ceiling:Ceiling", subject, self._options.num_threads)
             figures = ceiling.call("bandwidth", 1 << (27 if is_quick else 30))
-            self._console.print(
+            err.print(
                 f"Achieved memory bandwidth: read {figures['read_gb_s']:g} GB/s, copy {figures['copy_gb_s']:g} GB/s "
                 "(read + written)",
                 highlight=False,

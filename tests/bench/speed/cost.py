@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from deploy.tuning.load.clients import LOOPBACK
 from deploy.tuning.load.server import ROOT
 from tests.bench.contender_process import ContenderProcess
@@ -50,14 +48,14 @@ class _Version(NamedTuple):
 class CostBench:
     """One run. `run` fills the document."""
 
-    def __init__(self, options: Options, console: Console, against: Path | None, fields: Mapping[str, Any]) -> None:
+    def __init__(self, options: Options, against: Path | None, fields: Mapping[str, Any]) -> None:
         """
         Args:
             against: the root of another checkout, measured too.
             fields: fields of each request, besides `BODY` or in their place.
         """
         self._body = {**BODY, **fields}
-        self._options, self._console = options, console
+        self._options = options
         self._roots = {"this": ROOT} | ({"other": against} if against is not None else {})
 
     def run(self, document: BenchDocument) -> None:
@@ -73,7 +71,7 @@ class CostBench:
                 for name, root in self._roots.items()
             ]
             turns = [self._turn(stack, version, num_clients) for num_clients in NUM_CLIENTS for version in versions]
-            results = interleave(turns, self._options.num_rounds, self._console)
+            results = interleave(turns, self._options.num_rounds)
         document.not_measured |= results.failures
         names = [turn.name.rpartition(".")[0] for turn in turns]
         document.rows = [_row(name, results.samples) for name in names if f"{name}.gateway" in results.samples]

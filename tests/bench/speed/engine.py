@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-
 from deploy.tuning.load.clients import LOOPBACK, Clients, LoadResult
 from deploy.tuning.load.run import progress
 from deploy.tuning.load.workload import PromptGenerator
+from tests.bench.results import err
 from tests.bench.rounds import Contender, Results, Series, interleave, raise_for_status
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer
@@ -66,14 +65,13 @@ NOTES = [
 class EngineBench:
     """One run. `run` fills the document."""
 
-    def __init__(self, options: Options, wanted: Sequence[str], console: Console) -> None:
+    def __init__(self, options: Options, wanted: Sequence[str]) -> None:
         """
         Args:
             wanted: names of rows.
         """
         self._options = options
         self._wanted = wanted
-        self._console = console
         # Repeats per turn of what takes less than a second, requests of each client, renewals of the timed worker.
         self._num_repeats, self._num_client_requests, self._num_renewals = (1, 1, 0) if options.is_quick else (3, 2, 4)
         self._workload = options.workload
@@ -81,7 +79,7 @@ class EngineBench:
         self._prompts = PromptGenerator(self._subject, options.seed)
         self._is_small = False
         self._dtypes: set[str] = set()  # in effect
-        self._contenders = Contenders(options, console)
+        self._contenders = Contenders(options)
 
     def run(self, document: BenchDocument) -> None:
         with self._contenders:
@@ -100,7 +98,7 @@ class EngineBench:
             linear_layers(self._ceiling, name, LABELS[name][0], passes, self._num_repeats)
             for name, passes in sequences.items()
         ]
-        results = interleave(contenders, self._options.num_rounds, self._console)
+        results = interleave(contenders, self._options.num_rounds)
         if self._needs("document"):
             results.add("document", self._measure_document)
         return results
@@ -207,7 +205,7 @@ class EngineBench:
         ]
         samples: dict[str, list[float]] = {"document": [], "document-cached": [], "document-linears-steps": []}
         turns = range(0, len(bodies), WORDS_PER_TURN)
-        with progress(self._console, f"A document of {len(words):,} words", len(turns)) as turn:
+        with progress(err, f"A document of {len(words):,} words", len(turns)) as turn:
             for begin in turns:
                 turn(f"word {begin + 1:,}")
                 replies = raise_for_status(self._clients.call("send", bodies[begin : begin + WORDS_PER_TURN]))
@@ -223,11 +221,11 @@ class EngineBench:
         """
         samples: dict[str, list[float]] = {}
         num_renewals = self._num_renewals if "start" in self._wanted else 0
-        with Contenders(self._options, self._console) as contenders:
+        with Contenders(self._options) as contenders:
             server = contenders.start_server("embedded")
             if "start" in self._wanted:
                 samples["start"] = [server.first_start_s]
-            with progress(self._console, "Worker starts", num_renewals) as turn:
+            with progress(err, "Worker starts", num_renewals) as turn:
                 for number in range(num_renewals):
                     turn(f"start {number + 2}")
                     samples["start"].append(server.renew_worker())

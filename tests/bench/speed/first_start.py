@@ -15,18 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 
 from deploy.tuning.load.server import POLL_S, ROOT, START_S, free_port
 from shared.errors import StartError
-from tests.bench.results import Row
+from tests.bench.results import Row, err
 
 STARTS = ("first", "second")
 STOP_S = 40.0
 REQUEST = {"context": "Thank you for your letter. I", "length": 8, "seed": 0}
 
 
-def measure_starts(console: Console) -> list[Row]:
+def measure_starts() -> list[Row]:
     """
     Raises:
         StartError: the server ended, or gave no suggestion in time.
@@ -34,7 +33,7 @@ def measure_starts(console: Console) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="tercet-bench-") as home:
         rows = []
         for start in STARTS:
-            console.print(f"The {start} start …")
+            err.print(f"The {start} start …")
             rows.append(_measure(start, Path(home)))
         return rows
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from rich.console import Console
-
 from deploy.tuning.load.clients import LOOPBACK, LoadResult
 from deploy.tuning.load.workload import PromptGenerator
 from shared.errors import StartError
@@ -35,12 +33,12 @@ NOTES = [
 class HttpBench:
     """One run. `run` fills the document."""
 
-    def __init__(self, options: Options, levels: Sequence[int], console: Console) -> None:
+    def __init__(self, options: Options, levels: Sequence[int]) -> None:
         """
         Args:
             levels: numbers of concurrent clients.
         """
-        self._options, self._levels, self._console = options, levels, console
+        self._options, self._levels = options, levels
         self._seconds = QUICK_SECONDS if options.is_quick else SECONDS
 
     def run(self, document: BenchDocument) -> None:
@@ -48,9 +46,9 @@ class HttpBench:
             document.not_measured["ceiling"] = (
                 "on a GPU, kernel launches bound the time of single layers; see `make gpu`"
             )
-        with Contenders(self._options, self._console) as contenders:
+        with Contenders(self._options) as contenders:
             turns = [*self._start_references(document, contenders), *self._start_clients(document, contenders)]
-            results = interleave(turns, self._options.num_rounds, self._console)
+            results = interleave(turns, self._options.num_rounds)
         samples = results.samples
         document.not_measured |= results.failures
         labels = {"a": BASELINES["a"]}

@@ -18,13 +18,11 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from deploy.tuning.load.run import progress
 from shared.errors import StartError
 from tests.bench.quality.passages import choose_passages
 from tests.bench.quality.writers import key_intervals_ms
-from tests.bench.results import Row
+from tests.bench.results import Row, err
 from tests.bench.rounds import latencies, percent
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import start_server
@@ -61,45 +59,38 @@ RECORDER = """() => {
 }"""
 
 
-class PageBench:
-    """One run. `run` fills the document."""
+def run_page(options: Options, texts: Mapping[str, str], num_keys: int, document: BenchDocument) -> None:
+    """Fill the document.
 
-    def __init__(self, options: Options, texts: Mapping[str, str], num_keys: int, console: Console) -> None:
-        """
-        Args:
-            texts: file name → prose to type.
-            num_keys: number of keys to type with each eagerness.
-        """
-        self._options, self._texts, self._num_keys, self._console = options, texts, num_keys, console
+    Args:
+        texts: file name → prose to type.
+        num_keys: number of keys to type with each eagerness.
 
-    def run(self, document: BenchDocument) -> None:
-        """
-        Raises:
-            StartError: Chromium or Playwright is missing, or the server does not get warm.
-        """
-        rng = random.Random(self._options.seed)
-        [passage, *_] = choose_passages(self._texts, 1, 1, rng)
-        text = " ".join(passage.text[passage.start : passage.start + self._num_keys].split())
-        document.workload = {"keys": len(text), "file": passage.file, "rounds": self._options.num_rounds}
-        with (
-            running_chromium() as browser,
-            start_server(self._console, self._options.models, self._options.server_settings) as server,
-            progress(self._console, "Page", 2 + self._options.num_rounds) as turn,
-        ):
-            for eagerness in ("eager", "normal"):
-                turn(f"writing, {eagerness}")
-                document.rows.append(_write(browser, server.url, eagerness, text))
-            sizes = QUICK_LONG_DOCUMENT_CHARS if self._options.is_quick else LONG_DOCUMENT_CHARS
-            times_ms: dict[tuple[int, str], list[float]] = {(size, name): [] for size in sizes for name in EDITORS}
-            for number in range(self._options.num_rounds):
-                turn(f"long documents, round {number + 1}")
-                for (num_chars, name), times in times_ms.items():
-                    long_text = _long_document(self._texts, num_chars)
-                    times += _type_in_long_document(browser, server.url, long_text, self._num_keys, name)
-            document.rows += [
-                {"editor": name, "characters": num_chars, **_headed("CPU per key", latencies(ms))}
-                for (num_chars, name), ms in times_ms.items()
-            ]
+    Raises:
+        StartError: Chromium or Playwright is missing, or the server does not get warm.
+    """
+    [passage, *_] = choose_passages(texts, 1, 1, random.Random(options.seed))
+    text = " ".join(passage.text[passage.start : passage.start + num_keys].split())
+    document.workload = {"keys": len(text), "file": passage.file, "rounds": options.num_rounds}
+    with (
+        running_chromium() as browser,
+        start_server(options.models, options.server_settings) as server,
+        progress(err, "Page", 2 + options.num_rounds) as turn,
+    ):
+        for eagerness in ("eager", "normal"):
+            turn(f"writing, {eagerness}")
+            document.rows.append(_write(browser, server.url, eagerness, text))
+        sizes = QUICK_LONG_DOCUMENT_CHARS if options.is_quick else LONG_DOCUMENT_CHARS
+        times_ms: dict[tuple[int, str], list[float]] = {(size, name): [] for size in sizes for name in EDITORS}
+        for number in range(options.num_rounds):
+            turn(f"long documents, round {number + 1}")
+            for (num_chars, name), times in times_ms.items():
+                long_text = _long_document(texts, num_chars)
+                times += _type_in_long_document(browser, server.url, long_text, num_keys, name)
+        document.rows += [
+            {"editor": name, "characters": num_chars, **_headed("CPU per key", latencies(ms))}
+            for (num_chars, name), ms in times_ms.items()
+        ]
 
 
 @contextmanager

@@ -16,11 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
-
 from deploy.tuning.load.clients import Exchange
 from deploy.tuning.load.run import progress
-from tests.bench.results import Row
+from tests.bench.results import Row, err
 from tests.bench.rounds import latencies, percent, percentile
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import MeasuredServer, ThreadConnections, start_server
@@ -59,12 +57,9 @@ class WriterOptions:
 class WriterBench:
     """A warm server and the texts that its writers write."""
 
-    def __init__(
-        self, server: MeasuredServer, texts: Sequence[str], options: WriterOptions, console: Console, *, is_quick: bool
-    ) -> None:
+    def __init__(self, server: MeasuredServer, texts: Sequence[str], options: WriterOptions, *, is_quick: bool) -> None:
         self._server = server
         self._options = options
-        self._console = console
         self._texts = texts
         self._share = QUICK_SHARE if is_quick else 1.0
         self._connections = ThreadConnections(server.port)
@@ -76,7 +71,7 @@ class WriterBench:
         """
         contexts = self.contexts(self._num_repeats(NUM_STREAMS), random.Random(2))
         streamed, unstreamed = [], []
-        with progress(self._console, "Streams", len(contexts)) as turn:
+        with progress(err, "Streams", len(contexts)) as turn:
             for number, context in enumerate(contexts):
                 turn("time to first token")
                 if number % 2 == 0:
@@ -115,7 +110,7 @@ class WriterBench:
         with ThreadPoolExecutor(num_connections) as pool:
             list(pool.map(self.request, self.contexts(2 * num_connections, rng)))
         self._server.wait_until_idle()
-        with progress(self._console, "Typing", 2 + num_keys) as turn:
+        with progress(err, "Typing", 2 + num_keys) as turn:
             idle_ms = []
             for key in range(num_keys):
                 turn("idle server")
@@ -151,7 +146,7 @@ class WriterBench:
         """
         num_keys = self._num_repeats(CROWD_KEYS)
         rows = []
-        with progress(self._console, "Crowds", len(CROWDS)) as turn:
+        with progress(err, "Crowds", len(CROWDS)) as turn:
             for num_writers in CROWDS:
                 turn(f"{num_writers} writers")
                 rng = random.Random(num_writers)
@@ -229,13 +224,12 @@ def run_parts(
     writing: WriterOptions,
     texts: Sequence[str],
     document: BenchDocument,
-    console: Console,
 ) -> None:
     """Start a server and run the parts one after another; their rows go into the document."""
     document.workload = asdict(writing)
-    with start_server(console, options.models, {**options.server_settings, "log": "debug"}) as server:
+    with start_server(options.models, {**options.server_settings, "log": "debug"}) as server:
         document.settings |= server.in_effect()
-        bench = WriterBench(server, texts, writing, console, is_quick=options.is_quick)
+        bench = WriterBench(server, texts, writing, is_quick=options.is_quick)
         for context in bench.contexts(NUM_WARM_UPS, random.Random(1)):
             bench.request(context)
         for part in parts:
