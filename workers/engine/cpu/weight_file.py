@@ -29,7 +29,6 @@ import msgspec
 import numpy as np
 import structlog
 import torch
-from torch import Tensor
 
 from shared.plain_files import open_lock, open_plain
 from workers.engine.cpu.linear import CpuLinear, HugePages, PackedInt8Linear
@@ -148,32 +147,28 @@ def read(path: Path, kernels: Kernels | None = None, copies_products: bool = Fal
         size = int(np.prod(place.shape))
         return np.frombuffer(mapping, place.dtype, size, place.offset).reshape(place.shape)
 
-    def tensor(name: str) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that it cannot know a tensor that must not be written to
-            return torch.from_numpy(array(name))
-
-    def tensor_if_any(name: str) -> Tensor | None:
-        return tensor(name) if name in index.arrays else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it cannot know a tensor that must not be written to
+        tensors = {name: torch.from_numpy(array(name)) for name in index.arrays}
 
     config = index.config
     num_outputs = {"qkv": config.qkv_width, "up": config.up_width, "head": config.vocab_size}
 
     def linear(name: str) -> CpuLinear:
-        arrays = array(f"{name}.packed"), tensor(f"{name}.starts"), tensor(f"{name}.factors")
+        arrays = array(f"{name}.packed"), tensors[f"{name}.starts"], tensors[f"{name}.factors"]
         width = num_outputs.get(name.rpartition(".")[2], config.n_embd)
-        return CpuLinear(PackedInt8Linear(*arrays, width, kernels), tensor_if_any(f"{name}.bias"), None)
+        return CpuLinear(PackedInt8Linear(*arrays, width, kernels), tensors.get(f"{name}.bias"), None)
 
     def norm(name: str) -> Norm:
-        return Norm(tensor(f"{name}.weight"), tensor_if_any(f"{name}.bias"), config.norm_epsilon)
+        return Norm(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"), config.norm_epsilon)
 
     def norm_if_any(name: str) -> Norm | None:
-        return norm(name) if f"{name}.weight" in index.arrays else None
+        return norm(name) if f"{name}.weight" in tensors else None
 
     return Transformer(
         config=config,
-        token_embedding=tensor("token_embedding"),
-        position_embedding=tensor_if_any("position_embedding"),
+        token_embedding=tensors["token_embedding"],
+        position_embedding=tensors.get("position_embedding"),
         rotations=rotations(config),
         layers=tuple(
             Layer(
