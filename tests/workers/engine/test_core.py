@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,13 +11,12 @@ from tests.workers.engine.helpers import (
     CHECKPOINT,
     add,
     make_core,
-    make_sequence,
     run_to_end,
 )
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.failures import InvalidOutput, OutOfMemory, SequenceFailure
 from workers.engine.request import EngineRequest, GeneratedToken, PromptLogprobs, SamplingParams, SequenceOutput
-from workers.engine.sequence import ResultStream, Sequence
+from workers.engine.sequence import Sequence
 from workers.text.token_healing import TokenHealing
 from workers.text.tokenizer import Tokenizer
 
@@ -108,28 +106,6 @@ def test_tokens_of_a_multi_step_decode_that_follow_the_end_are_dropped() -> None
     assert core.step() is None
 
 
-def test_a_cancelled_sequence_ends_before_the_next_step() -> None:
-    runner = FakeRunner()
-    core = make_core(runner)
-    stream, other = add(core, request(20)), add(core, request(20, prompt=(5, 6)))
-    core.step()
-    stream.cancel()
-    core.step()
-    assert (stream.result().finish_reason, stream.result().token_ids) == ("cancelled", (100,))
-    assert [row.sequence.prompt for row in runner.steps[-1].rows] == [(5, 6)]
-    assert other.next(0) is None
-
-
-def test_a_deadline_ends_a_sequence_with_what_it_has() -> None:
-    core = make_core(FakeRunner())
-    late = add(core, request(20, deadline=time.monotonic() - 1))
-    in_time = add(core, request(20, prompt=(5,), deadline=time.monotonic() + 1000))
-    core.step()
-    assert (late.result().finish_reason, late.result().token_ids) == ("deadline", ())
-    run_to_end(core)
-    assert in_time.result().finish_reason == "length"
-
-
 def test_a_fault_of_one_sequence_ends_that_sequence_only() -> None:
     """The tokenizer raises for an id that it does not have."""
     healing = TokenHealing(Tokenizer.from_directory(CHECKPOINT, 8192))
@@ -196,19 +172,3 @@ def test_finish_all_ends_running_and_waiting_sequences() -> None:
     assert [stream.result().finish_reason for stream in (running, waiting)] == ["cancelled"] * 2
     assert len(finished) == 2
     assert core.scheduler.sequences == []
-
-
-def test_a_step_has_nothing_to_run_while_a_prefill_group_waits_for_siblings() -> None:
-    runner = FakeRunner()
-    core = make_core(runner)
-    streams = [ResultStream(), ResultStream()]
-    siblings = [make_sequence(request(2, group_size=2), stream) for stream in streams]
-    siblings[0].submitted_at += 1000  # so that its group waits long enough
-    core.scheduler.add(siblings[0])
-    assert core.step() is not None  # the prompt is prefilled meanwhile
-    assert core.step() is None
-    assert core.scheduler.wake_at > time.monotonic() + 900
-    core.scheduler.add(siblings[1])
-    run_to_end(core)
-    assert [stream.result().finish_reason for stream in streams] == ["length", "length"]
-    assert sum(len(scheduled.chunks) for scheduled in runner.steps) == 1

@@ -14,7 +14,7 @@ import torch
 from tests.workers.engine.helpers import generate, loading_engine, running_engine
 from tests.workers.helpers import wait_until
 from workers.engine.engine import Engine, EngineConfig
-from workers.engine.failures import EngineFull, EngineNotReady, InvalidPrompt
+from workers.engine.failures import EngineNotReady, InvalidPrompt
 from workers.engine.loader import LoadedModel, ProgressFn
 from workers.engine.request import EngineRequest, SamplingParams
 
@@ -33,19 +33,6 @@ def test_a_step_that_would_end_past_the_deadline_is_not_begun(tiny: LoadedModel)
         assert finished.token_ids
         assert finished.ended_at is not None
         assert finished.ended_at < deadline
-
-
-def test_a_full_engine_refuses_until_a_sequence_ends(tiny: LoadedModel) -> None:
-    with running_engine(tiny, max_batch=3, step_delay_s=0.005) as engine:
-        streams = [engine.submit(request()) for _ in range(3)]
-        with pytest.raises(EngineFull, match="3"):
-            engine.submit(request())
-        assert engine.status().num_running + engine.status().num_waiting == 3
-        streams[0].cancel()
-        streams[0].result()
-        engine.submit(request(SamplingParams(1))).result()
-        for stream in streams:
-            stream.cancel()
 
 
 @pytest.mark.parametrize(
@@ -69,18 +56,6 @@ def test_requests_that_the_model_can_never_serve_are_refused(
 ) -> None:
     with running_engine(tiny) as engine, pytest.raises(InvalidPrompt, match=problem):
         engine.submit(EngineRequest(prompt, params, 0))
-
-
-def test_an_empty_prompt_starts_from_end_of_text(embedded: LoadedModel) -> None:
-    params = SamplingParams(5, temperature=0)
-    with running_engine(embedded) as engine:
-        empty, eos = (generate(engine, prompt, params) for prompt in ([], [embedded.start_id]))
-        assert empty.token_ids == eos.token_ids
-
-
-def test_the_whole_context_can_be_used(tiny: LoadedModel) -> None:
-    with running_engine(tiny) as engine:
-        assert len(generate(engine, [1] * 540, LONG).token_ids) == 100
 
 
 def test_a_failed_load_is_repeated(tiny: LoadedModel) -> None:
@@ -125,19 +100,6 @@ def test_stop_ends_an_engine_whose_model_never_loads() -> None:
     with loading_engine(load) as (engine, _):
         wait_until(lambda: engine.status().state == "failed")
     wait_until(lambda: not any(thread.name == "engine" for thread in threading.enumerate()))
-
-
-def test_a_draining_engine_finishes_its_sequences_and_refuses_new_ones(tiny: LoadedModel) -> None:
-    with running_engine(tiny, step_delay_s=0.005) as engine:
-        running = engine.submit(request(SamplingParams(20)))
-        stopper = threading.Thread(target=engine.stop, args=(30,))
-        stopper.start()
-        wait_until(lambda: engine.status().state == "draining")
-        with pytest.raises(EngineNotReady):
-            engine.submit(request())
-        assert running.result().finish_reason == "length"
-        stopper.join(5)
-        assert not stopper.is_alive()
 
 
 def test_a_draining_engine_cancels_after_its_grace(tiny: LoadedModel) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.workers.engine.helpers import make_sequence
 from tests.workers.helpers import run_python
 from workers.engine.failure_policy import MAX_SIBLING_DELAY_S, StepFailures, load_pauses, restart_pause_s
-from workers.engine.failures import DeviceFailure, EngineFailure, OutOfMemory
+from workers.engine.failures import EngineFailure, OutOfMemory
 from workers.engine.request import EngineRequest, SamplingParams
 from workers.engine.sequence import Sequence
 
@@ -31,11 +31,6 @@ def test_a_second_failure_is_fatal_unless_a_sequence_drew_its_first_token() -> N
     failures.count_first_tokens(0)
     with pytest.raises(OutOfMemory):
         failures.accept(OutOfMemory())
-
-
-def test_an_error_of_the_device_is_fatal_at_once() -> None:
-    with pytest.raises(DeviceFailure):
-        StepFailures().accept(DeviceFailure())
 
 
 def test_siblings_count_as_one_failure_for_a_while() -> None:

@@ -41,37 +41,29 @@ def load_tiny(_: ProgressFn) -> LoadedModel:
     return random_model(TINY, device="cpu:0", dtype="fp32")
 
 
-def test_a_device_error_while_loading_is_fatal_and_not_retried() -> None:
+@pytest.mark.parametrize("stage", ["load", "runner", "warm-up"])
+def test_a_device_error_while_loading_is_fatal_and_not_retried(stage: str) -> None:
     error = DEVICE_ERRORS["cause"]
     attempts: list[int] = []
 
-    def load(_: ProgressFn) -> LoadedModel:
+    def load(progress: ProgressFn) -> LoadedModel:
         attempts.append(1)
-        raise error
-
-    with loading_engine(load, device="cpu:0") as (engine, fatal):
-        wait_until(lambda: bool(fatal) or len(attempts) > 1)
-        assert [type(failure) for failure in fatal] == [DeviceFailure]
-        assert len(attempts) == 1
-        assert engine.status().state == "failed"
-        assert engine.status().failures == {"device_error": 1}
-        assert str(error) not in (engine.status().reason or "")
-
-
-@pytest.mark.parametrize("stage", ["runner", "warm-up"])
-def test_a_device_error_of_the_runner_or_its_warm_up_is_fatal(stage: str) -> None:
-    attempts: list[int] = []
+        if stage == "load":
+            raise error
+        return load_tiny(progress)
 
     class Runners(RunnerFactory):
         def make(self, loaded: LoadedModel, config: EngineConfig, _interrupt: object) -> Runner:
-            attempts.append(1)
             if stage == "runner":
-                raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+                raise error
             return FaultyRunner(CudaRunner(loaded, config.max_batch), {0: "device"})  # 0 is the warm-up's seed
 
-    with loading_engine(load_tiny, Runners(), device="cpu:0", max_batch=3) as (_, fatal):
+    with loading_engine(load, Runners(), device="cpu:0", max_batch=3) as (engine, fatal):
         wait_until(lambda: bool(fatal) or len(attempts) > 1)
         assert [type(failure) for failure in fatal] == [DeviceFailure]
+        assert len(attempts) == 1
+        assert (engine.status().state, engine.status().failures) == ("failed", {"device_error": 1})
+        assert str(error) not in (engine.status().reason or "")
 
 
 def test_only_errors_of_a_device_count_as_such() -> None:
