@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from tests.workers.faults import Faults
@@ -117,6 +118,15 @@ def generate(engine: Engine, prompt: list[int], params: SamplingParams, seed: in
     finished = engine.submit(EngineRequest(tuple(prompt), params, seed, **more)).result()
     assert finished.failure is None
     return finished
+
+
+@torch.inference_mode()
+def assert_greedy(model: Any, prompt: list[int], output: SequenceOutput, max_error: float) -> None:
+    """Each token is the likeliest by transformers' model, given those before it, and as likely."""
+    logits = model(torch.tensor([[*prompt, *output.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    logprobs, token_ids = logits.log_softmax(-1).max(-1)
+    assert list(output.token_ids) == token_ids.tolist()
+    assert list(output.logprobs) == pytest.approx(logprobs.tolist(), abs=max_error)
 
 
 def random_ids(rng: random.Random, length: int, vocab_size: int) -> list[int]:

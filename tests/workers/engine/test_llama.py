@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from shared import cpu_features
-from tests.workers.engine.helpers import generate, random_ids, results, running_engine
+from tests.workers.engine.helpers import assert_greedy, generate, random_ids, results, running_engine
 from workers.engine.cpu_kernels import load_kernels
 from workers.engine.loader import LoadedModel, build
 from workers.engine.model.config import ModelConfig
@@ -82,15 +82,8 @@ def test_every_variant_continues_as_transformers_does(variant: str, device: str)
         params = SamplingParams(20, temperature=0)
         ours = results(engine, [EngineRequest(tuple(prompt), params, 0) for prompt in prompts()])
     for prompt, output in zip(prompts(), ours, strict=True):
-        ids = torch.tensor([prompt])
-        text = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=0
-        )
-        assert list(output.token_ids) == text[0, len(prompt) :].tolist()
-        with torch.inference_mode():
-            logprobs = model(text).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
-        expected = logprobs.gather(1, text[0, len(prompt) :, None])[:, 0].tolist()
-        assert list(output.logprobs) == pytest.approx(expected, abs=1e-4)
+        assert len(output.token_ids) == 20
+        assert_greedy(model, prompt, output, 1e-4)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
