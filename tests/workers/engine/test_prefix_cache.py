@@ -14,6 +14,7 @@ from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel
 from workers.engine.prefix_cache import CachedPrefix, PrefixCache
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.sequence import ResultStream
 
 
 def uncached(engine: Engine, requests: list[EngineRequest]) -> list[SequenceOutput]:
@@ -107,33 +108,36 @@ def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, Loade
     assert num_cached > 0.4 * num_prompt  # most keystrokes are cheap
 
 
+def overlapping_edits(engine: Engine, rng: random.Random, number: int) -> list[tuple[EngineRequest, SequenceOutput]]:
+    """Requests of three editors that overlap, and some of which are cancelled."""
+    editors = [Editor(random.Random(seed), 512, 500) for seed in range(3)]
+    asked: list[tuple[EngineRequest, SequenceOutput]] = []
+    running: list[tuple[list[EngineRequest], list[ResultStream]]] = []
+    for _ in range(number):
+        editor = rng.choice(editors)
+        editor.edit([(1, 2, 3, 4)])
+        requests = requests_of(editor, rng)
+        running.append((requests, [engine.submit(one) for one in requests]))
+        if rng.random() < 0.3:
+            rng.choice(running[-1][1]).cancel()
+        while len(running) > rng.randint(0, 7):
+            requests, streams = running.pop(rng.randrange(len(running)))
+            asked += [(one, stream.result()) for one, stream in zip(requests, streams, strict=True)]
+    return asked
+
+
 @pytest.mark.parametrize("num_entries", [1, 2, 5])
 def test_overlapping_edits_give_the_text_of_uncached_prompts(
     tiny: LoadedModel, num_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests overlap, are cancelled by newer ones, and the memory is that of few entries."""
+    """The memory is that of few entries."""
     monkeypatch.setattr(CacheShape, "max_entry_tokens", lambda shape, *_: num_entries * shape.entry_positions)
-    rng = random.Random(num_entries)
-    config = tiny.config
-    editors = [Editor(random.Random(seed), config.vocab_size, 500) for seed in range(3)]
-    asked = []
     with running_engine(tiny, max_batch=30) as engine:
-        open_ = []
-        for _ in range(120):
-            editor = rng.choice(editors)
-            editor.edit([(1, 2, 3, 4)])
-            requests = requests_of(editor, rng)
-            open_.append((requests, [engine.submit(one) for one in requests]))
-            if rng.random() < 0.3:
-                rng.choice(open_[-1][1]).cancel()
-            while len(open_) > rng.randint(0, 7):
-                requests, generations = open_.pop(rng.randrange(len(open_)))
-                asked.append((requests, [one.result() for one in generations]))
-        for requests, finished in asked:
-            for ours, theirs in zip(finished, uncached(engine, requests), strict=True):
-                number = len(ours.token_ids)
-                assert ours.token_ids == theirs.token_ids[:number]
-                assert ours.logprobs == theirs.logprobs[:number]
+        for request, ours in overlapping_edits(engine, random.Random(num_entries), 120):
+            [theirs] = uncached(engine, [request])
+            number = len(ours.token_ids)
+            assert ours.token_ids == theirs.token_ids[:number]
+            assert ours.logprobs == theirs.logprobs[:number]
 
 
 def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,26 +156,6 @@ def test_texts_longer_than_a_kv_suffix_continue_in_an_entry(tiny: LoadedModel, m
     with running_engine(tiny) as engine:
         crowded = results(engine, requests)
         assert all(map(same, crowded, alone))
-
-
-def test_cached_tokens_are_those_not_computed(tiny: LoadedModel) -> None:
-    rng = random.Random(5)
-    prompt = random_ids(rng, 60, tiny.config.vocab_size)
-    params = SamplingParams(12, temperature=0)
-    with running_engine(tiny) as engine:
-        first = generate(engine, prompt, params)
-        assert first.cached_tokens == 0
-        assert generate(engine, prompt, params).cached_tokens == 60
-        assert generate(engine, prompt[:40], params).cached_tokens == 39
-        assert generate(engine, [*prompt[:50], *random_ids(rng, 9, 512)], params).cached_tokens == 50
-        # The last token of a suggestion has no keys and values: no step had it as input.
-        accepted = [*prompt, *first.token_ids, 7]
-        again = generate(engine, prompt, params)
-        assert again.token_ids == first.token_ids
-        assert generate(engine, accepted, params).cached_tokens == 60 + 11
-        echoed = generate(engine, prompt, params, echo_logprobs=True)
-        assert echoed.cached_tokens == 0
-        assert len(echoed.prompt_logprobs) == 60
 
 
 def test_memory_of_entries_that_were_not_used_lately_is_released_for_new_prompts() -> None:

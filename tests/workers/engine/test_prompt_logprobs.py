@@ -14,15 +14,10 @@ import torch
 from tests.workers.engine.helpers import (
     CHECKPOINT,
     PROSE,
-    add,
     generate,
-    make_core,
     random_ids,
-    run_to_end,
     running_engine,
 )
-from workers.engine.cpu.runner import CpuRunner
-from workers.engine.cpu.team import Interrupt
 from workers.engine.engine import Engine
 from workers.engine.loader import LoadedModel, load_model
 from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
@@ -116,20 +111,6 @@ def test_they_are_transformers_beside_other_sequences(
     assert all(stream.result().finish_reason in ("length", "eos") for stream in others)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 128])
-def test_they_are_transformers_in_chunks_of_any_size(
-    embedded: LoadedModel, prompts: dict[int, list[int]], expected: dict[int, torch.Tensor], chunk: int
-) -> None:
-    core = make_core(CpuRunner(embedded, 4, Interrupt()), max_chunk=chunk)
-    streams = {
-        length: add(core, EngineRequest(tuple(prompts[length]), PARAMS, 0, echo_logprobs=True))
-        for length in (1, 2, 17, 300)
-    }
-    run_to_end(core)
-    for length, stream in streams.items():
-        assert_is(stream.result(), prompts[length], expected[length])
-
-
 def test_in_prose_they_are_as_exact_as_those_of_transformers(
     engine: Engine, embedded: LoadedModel, reference: Any
 ) -> None:
@@ -196,9 +177,3 @@ def test_a_prompt_that_fills_the_context_is_scored_and_nothing_is_generated(
     end = generate(engine, prompt, params, echo_logprobs=True, echo_from=1020)
     assert list(end.prompt_logprobs) == pytest.approx(of_prompt(expected, prompt)[-4:].tolist(), abs=1e-3)
     assert other.result().finish_reason in ("length", "eos")
-
-
-def test_an_empty_prompt_has_none(engine: Engine) -> None:
-    output = generate(engine, [], PARAMS, echo_logprobs=True)
-    assert (output.prompt_logprobs, output.prompt_tops) == ((), ())
-    assert len(output.tops) == 1
