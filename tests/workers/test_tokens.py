@@ -64,6 +64,8 @@ def test_scores_name_parts_of_characters_and_say_where_they_begin(
     assert all(done["names"][str(id_)].startswith("bytes:\\x") for id_ in done["token_ids"])
     _, *tokens, last = client.generate(**fields, stream=True)
     assert [token["begin"] for token in tokens] == last["begins"] == done["begins"]
+    assert [token["token_text"] for token in tokens] == last["token_texts"]
+    assert [token["tops"] for token in tokens] == last["tops"]
     for token in tokens:
         reported = {token["token_id"], *(id_ for id_, _, _ in token["tops"])}
         assert {int(id_): name for id_, name in token["names"].items()} == tokenizer.names_of(reported)
@@ -72,6 +74,8 @@ def test_scores_name_parts_of_characters_and_say_where_they_begin(
 def test_a_token_begins_in_its_place_while_a_stop_string_may_have_begun(client: Endpoint) -> None:
     _, free = client.generate(prompt=PROMPT, sampling=GREEDY, logprobs=0)
     assert free["names"] is None
+    _, *plain, _ = client.generate(prompt=PROMPT, sampling=GREEDY, stream=True)
+    assert all(token.keys() == {"event", "text", "token_id", "logprob"} for token in plain)
     stop = [free["text"][:4] + "\x00", free["text"][6:9]]  # the first of them is never complete
     _, *tokens, done = client.generate(prompt=PROMPT, sampling={**GREEDY, "stop": stop}, logprobs=0, stream=True)
     assert done["text"] == free["text"][:6]
@@ -95,22 +99,28 @@ def test_what_spells_a_special_token_is_text_where_the_request_says_so(
         assert done["prompt_ids"].count(0) == (0 if special_as_text else 3)
 
 
-@pytest.mark.parametrize("suffix", ["<|endoftext|> said", " and <|endoftext|>"])
-def test_what_spells_a_special_token_after_a_gap_is_text_where_the_request_says_so(
-    client: Endpoint, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    encode, encoded = Tokenizer.encode_with_starts, []
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
+    """The texts that the slot has encoded, and their ids."""
+    encode, found = Tokenizer.encode_with_starts, []
 
     def record(self: Tokenizer, text: str, *, special_as_text: bool = False) -> tuple[list[int], list[int]]:
-        found = encode(self, text, special_as_text=special_as_text)
-        encoded.append(found[0])
-        return found
+        ids, starts = encode(self, text, special_as_text=special_as_text)
+        found.append((text, ids))
+        return ids, starts
 
     monkeypatch.setattr(Tokenizer, "encode_with_starts", record)
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["<|endoftext|> said", " and <|endoftext|>"])
+def test_what_spells_a_special_token_after_a_gap_is_text_where_the_request_says_so(
+    client: Endpoint, encoded: list[tuple[str, list[int]]], suffix: str
+) -> None:
     for special_as_text in (True, False):
         encoded.clear()
         client.generate(prompt=PROMPT, sampling=GREEDY, suffix=suffix, special_as_text=special_as_text)
-        assert any(0 in ids for ids in encoded) != special_as_text
+        assert any(0 in ids for _, ids in encoded) != special_as_text
 
 
 def test_a_stop_string_that_spells_a_special_token_is_text(client: Endpoint) -> None:
@@ -135,16 +145,6 @@ def test_echo_of_a_branch_that_ends_before_its_prefill_has_no_logprobs(client: E
     assert done["finish_reason"] == "deadline"
     assert done["prompt_text"] == PROMPT
     assert (done["prompt_logprobs"], done["prompt_tops"], done["tops"]) == (None, None, [])
-
-
-@pytest.mark.parametrize("number", [0, 3])
-def test_streamed_tokens_carry_their_text_and_tops(client: Endpoint, number: int) -> None:
-    _, *tokens, done = client.generate(prompt=PROMPT, sampling=GREEDY, stream=True, logprobs=number)
-    assert [token["token_text"] for token in tokens] == done["token_texts"]
-    assert [token["tops"] for token in tokens] == done["tops"]
-    assert {len(token["tops"]) for token in tokens} == {number}
-    _, *plain, _ = client.generate(prompt=PROMPT, sampling=GREEDY, stream=True)
-    assert all(token.keys() == {"event", "text", "token_id", "logprob"} for token in plain)
 
 
 def test_penalties_and_biases_change_the_text(client: Endpoint) -> None:
@@ -180,9 +180,7 @@ def test_tokens_of_a_text_are_those_of_transformers(client: Endpoint, reference_
     assert tokens.ends[-1:] == ([len(text)] if text else [])
 
 
-def test_a_very_long_text_does_not_stall_running_sequences(
-    client: Endpoint,
-) -> None:
+def test_a_very_long_text_does_not_stall_running_sequences(client: Endpoint) -> None:
     """Encoding it in one call would hold the interpreter lock for most of the time that the request takes.
 
     The best of three, and as a share of that time: on a busy machine all of it takes longer.
@@ -225,16 +223,9 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_numbers(client: Endpoint)
 
 
 def test_a_text_that_cannot_fit_is_refused_without_encoding_it(
-    client: Endpoint, monkeypatch: pytest.MonkeyPatch
+    client: Endpoint, encoded: list[tuple[str, list[int]]]
 ) -> None:
-    encode, lengths = Tokenizer.encode_with_starts, []
-
-    def record(self: Tokenizer, text: str) -> tuple[list[int], list[int]]:
-        lengths.append(len(text))
-        return encode(self, text)
-
-    monkeypatch.setattr(Tokenizer, "encode_with_starts", record)
     answer = problem(client.post("/generate", prompt="the " * (1 << 18), sampling=GREEDY))
     assert answer["code"] == "prompt_too_long"
     assert "1024" in answer["detail"]
-    assert max(lengths, default=0) < 100
+    assert all(len(text) < 100 for text, _ in encoded)

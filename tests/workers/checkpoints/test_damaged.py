@@ -7,7 +7,9 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,13 @@ Tree = Any
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    return write(tmp_path / "c")
+    """With few tokens: a whole vocabulary takes most of the time of a check."""
+    directory = write(tmp_path / "c")
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    tokenizer["model"] = {**model, "vocab": dict([*model["vocab"].items()][:300]), "merges": model["merges"][:3]}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return directory
 
 
 def answer(directory: Path) -> str | None:
@@ -44,30 +52,21 @@ def answer(directory: Path) -> str | None:
     return None
 
 
-def places(tree: Tree) -> Iterator[Callable[[Tree], None]]:
-    """What puts PLACE in each place of a tree, without the many entries of a vocabulary."""
+def places(tree: Tree) -> Iterator[list[Any]]:
+    """The keys that lead to each place of a tree, without the many entries of a vocabulary."""
     if isinstance(tree, dict | list):
         keys = [*tree] if isinstance(tree, dict) else [*range(len(tree))]
         for key in [*keys[:3], *keys[-3:]] if len(keys) > 40 else keys:
-
-            def put(other: Tree, key: Any = key) -> None:
-                other[key] = PLACE
-
-            yield put
-            for inner in places(tree[key]):
-
-                def put_inside(other: Tree, key: Any = key, inner: Callable[[Tree], None] = inner) -> None:
-                    inner(other[key])
-
-                yield put_inside
+            yield [key]
+            yield from ([key, *inner] for inner in places(tree[key]))
 
 
 def spoiled(tree: Tree) -> Iterator[str]:
     """JSON texts of the tree with rubbish in one place."""
     yield from RUBBISH
-    for put in places(tree):
+    for *outer, last in places(tree):
         changed = json.loads(json.dumps(tree))
-        put(changed)
+        reduce(getitem, outer, changed)[last] = PLACE
         text = json.dumps(changed)
         for rubbish in RUBBISH:
             yield text.replace(json.dumps(PLACE), rubbish, 1)
@@ -166,9 +165,7 @@ def test_an_index_that_names_no_file_of_the_directory(checkpoint: Path) -> None:
 
 def test_a_tokenizer_with_rubbish(checkpoint: Path) -> None:
     path = checkpoint / "tokenizer.json"
-    whole = json.loads(path.read_text())
-    whole["model"] |= {"vocab": dict([*whole["model"]["vocab"].items()][:50]), "merges": whole["model"]["merges"][:3]}
-    for text in spoiled(whole):
+    for text in spoiled(json.loads(path.read_text())):
         path.write_text(text)
         answer(checkpoint)
 
@@ -250,33 +247,3 @@ def test_many_large_dimensions_are_refused_at_once(checkpoint: Path) -> None:
     began_at = time.monotonic()
     assert "header cannot be read" in (answer(checkpoint) or "")
     assert time.monotonic() - began_at < 5
-
-
-def _nested(depth: int) -> dict[str, Any]:
-    inner: dict[str, Any] = {"type": "NFC"}
-    for _ in range(depth):
-        inner = {"type": "Sequence", "normalizers": [inner]}
-    return inner
-
-
-EXPRESSION = {"type": "Replace", "pattern": {"Regex": "(("}, "content": ""}
-LATE: dict[str, tuple[str, Callable[[Any], object], str]] = {
-    "end": ("config.json", lambda v: v.update(eos_token_id=10**100), "eos_token_id is no token id"),
-    "end of generation": ("generation_config.json", lambda v: v.update(eos_token_id=2**31), "eos_token_id is no token"),
-    "one position": ("config.json", lambda v: v.update(n_positions=1), "n_positions is below 3"),
-    "two positions": ("config.json", lambda v: v.update(n_positions=2), "n_positions is below 3"),
-    "dropout": ("tokenizer.json", lambda v: v["model"].update(dropout=7.5), "tokenizer is damaged"),
-    "expression": ("tokenizer.json", lambda v: v.update(normalizer=EXPRESSION), "tokenizer is damaged"),
-    "depth": ("tokenizer.json", lambda v: v.update(normalizer=_nested(400)), "tokenizer is damaged"),
-    "merge": ("tokenizer.json", lambda v: v["model"]["merges"].append(["qqq", "zzz"]), "tokenizer is damaged"),
-}
-
-
-@pytest.mark.parametrize("case", LATE)
-def test_what_the_load_would_refuse_the_plan_refuses(case: str, checkpoint: Path) -> None:
-    name, change, sentence = LATE[case]
-    path = checkpoint / name
-    values = json.loads(path.read_text()) if path.exists() else {}
-    change(values)
-    path.write_text(json.dumps(values))
-    assert sentence in (answer(checkpoint) or "")
