@@ -20,8 +20,9 @@ from shared.protocol import Accepted, Done, Failed, GenerateLine, GenerateReques
 from workers.codec import Codec
 from workers.engine.engine import Engine
 from workers.engine.failures import EngineNotReady
-from workers.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from workers.engine.request import EngineRequest, SequenceOutput
 from workers.engine.sequence import ResultStream
+from workers.prompt_score import echo_request
 from workers.text.gap import NOTHING_MISSING, FillScore, fill_probabilities, gap_fills
 from workers.text.predicted_words import PredictedWords, fill_words
 
@@ -34,7 +35,6 @@ EVIDENCE_WEIGHT = 0.4
 # The same for the words of a fill after its first: with 1, fills would end too early, because each word lowers the
 # probability.
 REST_WEIGHT = 0.5
-_SCORED = SamplingParams(max_new_tokens=1, temperature=0.0)
 
 
 class GapFiller:
@@ -127,17 +127,8 @@ class GapFiller:
             if not own_prompt:
                 continue
             scored.append((text, [0, *tokens.ends[:-1]]))
-            requests.append(
-                EngineRequest(
-                    (*own_prompt, *tokens.ids),
-                    _SCORED,
-                    seed=0,
-                    deadline=engine_request.deadline,
-                    cache_scope=engine_request.cache_scope,
-                    echo_logprobs=True,
-                    echo_from=len(own_prompt),
-                )
-            )
+            ids = *own_prompt, *tokens.ids
+            requests.append(echo_request(ids, engine_request, echo_from=len(own_prompt), max_new_tokens=1))
         if not requests or self._is_cancelled:
             return {}
         try:

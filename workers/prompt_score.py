@@ -90,7 +90,7 @@ class PriorBranch(ChangedBranch):
     def changed(self, line: GenerateLine) -> GenerateLine:
         if not isinstance(line, Done) or not line.token_ids or line.finish_reason not in FINISH_REASONS:  # cancelled
             return line
-        request = _echo((self.engine.start_id, *line.token_ids), self.engine_request)
+        request = echo_request((self.engine.start_id, *line.token_ids), self.engine_request)
         try:
             [self._results] = self.engine.submit_group([request], is_follow_up=True)
         except EngineNotReady:  # it drains
@@ -104,45 +104,40 @@ class PriorBranch(ChangedBranch):
             self._results.cancel()
 
 
-def scored(
-    branch: AnyBranch, request: GenerateRequest, engine: Engine, codec: Codec, now: float
-) -> ScoredBranch | None:
-    """`branch`, with the score of the last `request.score_last` tokens of its prompt. None if it was not requested, or
-    if there are too few tokens.
+def scored(branch: AnyBranch, request: GenerateRequest, engine: Engine, codec: Codec, now: float) -> AnyBranch:
+    """`branch`, with the score of the last `request.score_last` tokens of its prompt if there are enough of them.
 
     Args:
         now: when the request arrived, in seconds of `time.monotonic()`.
 
     Raises:
-        EngineNotReady: the engine drains.
+        EngineNotReady: the engine drains, so the branch is cancelled.
     """
-    engine_request = scoring_request(request, codec, now)
-    if engine_request is None:
-        return None
-    [results] = engine.submit_group([engine_request], is_follow_up=True)
-    return ScoredBranch(branch, codec, engine_request, results)
-
-
-def scoring_request(request: GenerateRequest, codec: Codec, now: float) -> EngineRequest | None:
-    """What the engine has to compute for the score; None as in `scored`."""
-    if not request.score_last:
-        return None
     whole = codec.request(request, now)
     ids = whole.prompt_ids[-request.score_last - 1 :]  # the first has nothing before it
     if len(ids) <= MIN_TOKENS:
-        return None
-    return _echo(ids, whole)
+        return branch
+    engine_request = echo_request(ids, whole)
+    try:
+        [results] = engine.submit_group([engine_request], is_follow_up=True)
+    except EngineNotReady:
+        branch.cancel()
+        raise
+    return ScoredBranch(branch, codec, engine_request, results)
 
 
-def _echo(ids: tuple[int, ...], own: EngineRequest) -> EngineRequest:
+def echo_request(
+    ids: tuple[int, ...], own: EngineRequest, *, echo_from: int = 0, max_new_tokens: int = 0
+) -> EngineRequest:
     """What computes the log-probabilities of tokens, of a branch with the request `own`."""
     return EngineRequest(
         ids,
-        SamplingParams(max_new_tokens=0),
+        SamplingParams(max_new_tokens, temperature=0.0),
         seed=0,
         deadline=own.deadline,
         cache_scope=own.cache_scope,
         echo_logprobs=True,
+        echo_from=echo_from,
     )
 
 

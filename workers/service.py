@@ -181,13 +181,9 @@ class SlotService:
         has_marks = MARK.search(request.prompt or "") or MARK.search(request.suffix)
         plain = plain_request(request, self._typography) if has_marks else request
         try:
-            branch = own = self._branch(plain, codec, started_at, now)
+            branch = self._branch(plain, codec, started_at, now)
             if plain.score_last:
-                try:
-                    branch = scored(own, plain, self._engine, codec, now) or own
-                except EngineNotReady:
-                    own.cancel()
-                    raise
+                branch = scored(branch, plain, self._engine, codec, now)
         except EngineFull as error:
             raise SlotFull(str(error)) from error
         except EngineNotReady as error:
