@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 
 class Hub(ThreadingHTTPServer):
@@ -42,14 +43,14 @@ class Hub(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
-    with hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
+def serving(server: Server) -> Iterator[Server]:
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield hub
+            yield server
         finally:
-            hub.shutdown()
+            server.shutdown()
             thread.join()
 
 

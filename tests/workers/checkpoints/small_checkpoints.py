@@ -42,3 +42,7 @@ def write(
     shutil.copy(EMBEDDED / "tokenizer.json", directory)
     save_file({**weights(), **changed}, directory / "model.safetensors")
     return directory
+
+
+def change_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from shared.weights import weights_digest
+from shared.weights import INDEX, weights_digest
 from tests.workers.checkpoints.hub_server import COMMIT, Hub
 from tests.workers.checkpoints.small_checkpoints import CONFIG, write
 from tests.workers.helpers import ROOT, run_python
@@ -92,6 +93,29 @@ def _write_with(field: str, value: object, directory: Path) -> None:
     write(directory, {**CONFIG, field: value})
 
 
+def _replace_by_index(file: str, directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / INDEX)
+    (directory / INDEX).write_text(json.dumps({"weight_map": {"wte.weight": file}}))
+
+
+def _change_tokenizer(change: Callable[[Any], object], directory: Path) -> None:
+    values = json.loads((directory / "tokenizer.json").read_text())
+    change(values)
+    (directory / "tokenizer.json").write_text(json.dumps(values))
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [_nested(depth - 1)] if depth else []}
+
+
+EXPRESSION = {"type": "Replace", "pattern": {"Regex": "(("}, "content": ""}
+# The load would refuse these, too late.
+DAMAGED_TOKENIZERS: dict[str, Callable[[Any], object]] = {
+    "dropout": lambda v: v["model"].update(dropout=7.5),
+    "expression": lambda v: v.update(normalizer=EXPRESSION),
+    "depth": lambda v: v.update(normalizer=_nested(400)),
+    "merge": lambda v: v["model"]["merges"].append(["qqq", "zzz"]),
+}
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "is not a directory"),
     "a file": (_make_file, "is not a directory"),
@@ -108,6 +132,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         f"{field} {value}": (partial(_write_with, field, value), rf"no usable {field} \(a whole number from 1 to \d+\)")
         for field in ("n_embd", "n_layer", "n_head", "n_inner", "n_positions", "vocab_size")
         for value in (10**9, 10**18, -1, 1e9, True, "12", [12])
+    },
+    **{
+        f"{number} positions": (partial(_write_with, "n_positions", number), "n_positions is below 3")
+        for number in (1, 2)
+    },
+    "end token out of range": (partial(_write_with, "eos_token_id", 10**100), "eos_token_id is no token id"),
+    **{
+        f"tokenizer with a wrong {name}": (partial(_change_tokenizer, change), "tokenizer is damaged")
+        for name, change in DAMAGED_TOKENIZERS.items()
     },
     "deep JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json is damaged, it is not JSON"),
     "heads": (lambda d: write(d, {**CONFIG, "n_head": 3}), "the width must be a multiple of the number of heads"),
@@ -145,22 +178,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "header cannot be read",
     ),
     "no vocabulary": (lambda d: (d / "tokenizer.json").write_text("{}"), "not a byte-level BPE"),
-    "a shard is missing": (
-        lambda d: (
-            (d / "model.safetensors")
-            .rename(d / "model.safetensors.index.json")
-            .write_text('{"weight_map": {"wte.weight": "a.safetensors"}}')
-        ),
-        r"a\.safetensors.* is missing",
-    ),
-    "files elsewhere": (
-        lambda d: (
-            (d / "model.safetensors")
-            .rename(d / "model.safetensors.index.json")
-            .write_text('{"weight_map": {"wte.weight": "../x"}}')
-        ),
-        "does not name weight files in its own directory",
-    ),
+    "a shard is missing": (partial(_replace_by_index, "a.safetensors"), r"a\.safetensors.* is missing"),
+    "files elsewhere": (partial(_replace_by_index, "../x"), "does not name weight files in its own directory"),
 }
 
 

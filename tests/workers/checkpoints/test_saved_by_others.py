@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.workers.checkpoints.gguf_files import random_model
-from tests.workers.checkpoints.small_checkpoints import CONFIG, weights, write
+from tests.workers.checkpoints.small_checkpoints import CONFIG, change_json, weights, write
 from tests.workers.helpers import EMBEDDED, write_slow_tokenizer
 from workers.checkpoints.resolve import CheckpointError, resolve
 from workers.text.tokenizer import Tokenizer
@@ -32,11 +32,6 @@ def save(directory: Path, architecture: str = "llama", **values: Any) -> Path:
     return directory
 
 
-def change(directory: Path, name: str, **values: object) -> None:
-    path = directory / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 def rename(directory: Path, new_name: Callable[[str], str | None]) -> None:
     """Rename the weights; None leaves one out."""
     found = {new_name(name): tensor for name, tensor in load_file(directory / WEIGHTS).items()}
@@ -49,7 +44,7 @@ def test_the_head_alone_stands_for_a_tied_embedding(architecture: str, tmp_path:
     embedding = "transformer.wte.weight" if architecture == "gpt2" else "model.embed_tokens.weight"
     rename(tmp_path, lambda name: "lm_head.weight" if name == embedding else name)
     assert resolve("x", str(tmp_path)).vocab_size == 8192
-    change(tmp_path, "config.json", tie_word_embeddings=False)
+    change_json(tmp_path / "config.json", tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match=r"lack (wte|embed_tokens)\.weight"):
         resolve("x", str(tmp_path))
 

