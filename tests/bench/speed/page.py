@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page
 
 # No sandbox and no GPU: a benchmark often runs as root, in a container.
-CHROMIUM_ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 VIEWPORT = {"width": 1100, "height": 760}
 LONG_DOCUMENT_CHARS, QUICK_LONG_DOCUMENT_CHARS = (200_000, 1_000_000), (20_000,)
 KEYS_PER_ROUND = 60
@@ -106,12 +106,11 @@ def running_chromium() -> Iterator[Browser]:
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if executable is None:
         raise StartError("Chromium is not installed (apt-get install chromium).")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGUMENTS))
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGUMENTS) as browser,
+    ):
+        yield browser
 
 
 def _write(browser: Browser, url: str, eagerness: str, text: str) -> Row:

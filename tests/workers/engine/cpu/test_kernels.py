@@ -56,17 +56,8 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 
 def theirs(config: ModelConfig, weights: dict[str, torch.Tensor]) -> GPT2LMHeadModel:
-    model = GPT2LMHeadModel(
-        TheirConfig(
-            vocab_size=config.vocab_size,
-            n_positions=config.n_positions,
-            n_embd=config.n_embd,
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            n_inner=config.n_inner,
-            activation_function=config.activation_function,
-        )
-    ).eval()
+    names = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "activation_function")
+    model = GPT2LMHeadModel(TheirConfig(**{name: getattr(config, name) for name in names})).eval()
     model.transformer.load_state_dict(weights)
     return model
 

@@ -104,31 +104,27 @@ def test_a_changed_checkpoint_gets_a_file_of_its_own_and_a_mapping_in_use_stays(
     assert texts(old) == before
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda content: content[:-9], lambda _: b"", lambda content: content[:99] + b"\7" + content[100:]]
-)
-def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    expected = texts(shared_model(tmp_path, "small", "1", load))
-    [name] = files(tmp_path)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).unlink()  # not changed in place: it is mapped
-    (tmp_path / name).write_bytes(damage(content))
-    assert read(tmp_path / name) is None
-    assert texts(shared_model(tmp_path, "small", "1", load)) == expected
-    assert (tmp_path / name).read_bytes() == content
+NO_INDEX = b"\xc1" * 20 + (0).to_bytes(8, "little")
+# What is left of a file's content in its place.
+DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
+    "cut": lambda path, content: path.write_bytes(content[:-9]),
+    "empty": lambda path, _: path.touch(),
+    "changed": lambda path, content: path.write_bytes(content[:99] + b"\7" + content[100:]),
+    "no index": lambda path, _: path.write_bytes(NO_INDEX + zlib.crc32(NO_INDEX).to_bytes(4, "little")),
+    "a pipe": lambda path, _: os.mkfifo(path),
+}
 
 
-def test_a_file_with_a_right_checksum_and_no_index_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
     expected = texts(shared_model(tmp_path, "small", "1", load))
-    [name] = files(tmp_path)
-    content = b"\xc1" * 20 + (0).to_bytes(8, "little")
-    (tmp_path / name).unlink()
-    (tmp_path / name).write_bytes(content + zlib.crc32(content).to_bytes(4, "little"))
+    path = tmp_path / files(tmp_path)[0]
+    content = path.read_bytes()
+    path.unlink()  # not changed in place: it is mapped
+    DAMAGES[damage](path, content)
+    assert read(path) is None
     assert texts(shared_model(tmp_path, "small", "1", load)) == expected
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
-    assert texts(shared_model(tmp_path, "small", "1", load)) == expected
-    assert (tmp_path / name).is_file()
+    assert path.read_bytes() == content
 
 
 def test_a_lock_that_is_never_released_leaves_private_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
