@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.jobs.store import MAX_CALLS, REMEMBERED_S, DamagedRecord, Job, Queue, decode_record, log_damaged
+from gateway.jobs.store import REMEMBERED_S, DamagedRecord, Job, Queue, decode_record, log_damaged
 from shared.errors import JobsUnavailable
 
 CONNECT_TIMEOUT_S = 2.0
@@ -43,7 +43,6 @@ class DynamoDbStore:
 
     # An item holds 400 KB, names of attributes included.
     max_bytes: int | None = 390_000
-    max_calls = MAX_CALLS
 
     def __init__(self, table: str, *, region: str | None = None, endpoint: str | None = None) -> None:
         from botocore.config import Config

@@ -17,7 +17,6 @@ import msgspec
 
 from gateway.jobs import store as transitions
 from gateway.jobs.store import Job, JobStore, Queue, encode_job
-from gateway.jobs.store_gate import StoreGate
 from shared.errors import (
     BodyTooLarge,
     JobAbandoned,
@@ -53,8 +52,6 @@ Count = Callable[[str], None]
 class JobQueue:
     """Thread-safe, and safe with other queues of other processes over the same data.
 
-    Clients' calls pass a gate, which refuses them while the store hangs (`gateway.jobs.store_gate`).
-
     Attributes:
         num_cleared: jobs that this queue has erased because they had expired, or forgotten.
     """
@@ -81,7 +78,6 @@ class JobQueue:
         self._max_open = max_open
         self._count = count
         self._clock = clock or store.now
-        self._gate = StoreGate(store.max_calls)
         self.num_cleared = 0
 
     # For clients.
@@ -116,15 +112,14 @@ class JobQueue:
         )
         if self._store.max_bytes is not None and len(encode_job(job)) > self._store.max_bytes:
             raise BodyTooLarge(f"The job store takes at most {self._store.max_bytes} bytes; shorten the context.")
-        with self._gate.entering():
-            while True:
-                if job.idempotency and (known := self._known(job)) is not None:
-                    return known, False
-                self._check_bounds(owner)
-                # Where a client library repeated an insert whose confirmation was lost, the job is there.
-                if self._store.insert(job) or self._store.read(job.id) is not None:
-                    self._count("queued")
-                    return job, True
+        while True:
+            if job.idempotency and (known := self._known(job)) is not None:
+                return known, False
+            self._check_bounds(owner)
+            # Where a client library repeated an insert whose confirmation was lost, the job is there.
+            if self._store.insert(job) or self._store.read(job.id) is not None:
+                self._count("queued")
+                return job, True
 
     def find(self, job_id: str, owner: str) -> Job:
         """
@@ -134,10 +129,6 @@ class JobQueue:
         """
         if len(job_id) != _ID_CHARS:
             raise _unknown()
-        with self._gate.entering():
-            return self._find(job_id, owner)
-
-    def _find(self, job_id: str, owner: str) -> Job:
         job = self._store.read(job_id)
         if job is None or job.owner != owner:
             raise _unknown()
@@ -154,15 +145,14 @@ class JobQueue:
         """
         if len(job_id) != _ID_CHARS:
             raise _unknown()
-        with self._gate.entering():
-            while True:
-                job = self._find(job_id, owner)
-                if job.queue == "open":
-                    is_done = self._end(job, "cancelled")
-                elif is_done := self._store.delete(job):
-                    self._count("deleted")
-                if is_done:
-                    return job
+        while True:
+            job = self.find(job_id, owner)
+            if job.queue == "open":
+                is_done = self._end(job, "cancelled")
+            elif is_done := self._store.delete(job):
+                self._count("deleted")
+            if is_done:
+                return job
 
     def num_open(self) -> int:
         """Jobs that are queued or running."""
@@ -267,8 +257,8 @@ class JobQueue:
         return known
 
     def _check_bounds(self, owner: str) -> None:
-        """Requests that are accepted at the same time, by several gateways or by the `max_calls` of a store, may exceed
-        the bounds by their number."""
+        """Requests that are accepted at the same time, by several gateways or threads, may exceed the bounds by
+        their number."""
         max_owned = max(1, int(OWNER_SHARE * self._max_open))
         if owner and self._store.num_open(owner) >= max_owned:
             raise QuotaExceeded(

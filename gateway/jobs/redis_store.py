@@ -22,7 +22,6 @@ from gateway.jobs.redis_scripts import (
     SET_JOB_ASIDE,
 )
 from gateway.jobs.store import (
-    MAX_CALLS,
     REMEMBERED_S,
     DamagedRecord,
     Job,
@@ -44,7 +43,6 @@ class RedisStore:
     """A `JobStore`."""
 
     max_bytes: int | None = None
-    max_calls = MAX_CALLS
 
     def __init__(self, url: str) -> None:
         """

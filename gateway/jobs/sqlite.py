@@ -60,7 +60,6 @@ class SqliteStore:
     """A `JobStore`. The file is created at the first use, readable by its user alone."""
 
     max_bytes: int | None = None
-    max_calls = 1  # the file has one writer at a time
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -31,9 +31,6 @@ REMEMBERED_S = 86_400.0
 # An open job is due at its submission, or within seconds: after a pause, or at the end of a lease. One that is due
 # later than this was dated before the clock was set back.
 MAX_AHEAD_S = 60.0
-# Clients' calls at the same time to a store on the network. A call waits for its answers, so more of them would be
-# faster, but each holds one of the gateway's threads (`gateway.server.work`).
-MAX_CALLS = 4
 log = structlog.get_logger()
 
 
@@ -93,14 +90,12 @@ class JobStore(Protocol):
 
     Attributes:
         max_bytes: largest size of an encoded job. None for no limit but memory.
-        max_calls: clients' calls that it takes at the same time.
 
     Raises:
         JobsUnavailable: from every method: the store cannot be reached or written.
     """
 
     max_bytes: int | None
-    max_calls: int
 
     def now(self) -> float:
         """Seconds since the epoch, by a clock that all processes share which use the store."""

@@ -22,8 +22,8 @@ MAX_CONNECTIONS = 10_000
 CLIENT_SHARE = 0.6
 # Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
 # milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
-# answer no more requests a second. Of those for jobs, as many may wait for a store (MAX_CALLS in
-# gateway/jobs/store.py).
+# answer no more requests a second. Those for jobs are all that a store which hangs
+# can hold.
 MAX_SMALL = 4
 # Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
 # them in time, and its load moves to the others.
@@ -32,13 +32,14 @@ MAX_CHECKING = 2
 # after completions: no client in use does it, and a flood of them would cost the others their turn.
 MAX_PIPELINING = 4
 # A completion that finds no free thread for this long is refused. There are threads for all completions that may run or
-# wait, so without one it would be refused anyway. Other requests wait as long as a request may take, without a thread.
+# wait, so without one it would be refused anyway. Requests for jobs wait about as long as a store takes to
+# give up, others as long as a request may take; without a thread.
 MAX_READY_WAIT_S = 0.2
+STORE_WAIT_S = 2.0
 # Share of the bytes that may be buffered which the requests of one class may have while they wait for a thread, 32 of
 # the largest by default: all classes together leave a quarter to requests that are not complete. Of completions more
 # wait, and briefly.
 CLASS_SHARE, COMPLETIONS_SHARE = 1 / 8, 1 / 4
-SMALL_CLASSES = (Work.TOKENIZING, Work.JOBS, Work.READS)
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
@@ -63,7 +64,8 @@ def divide_descriptors(max_connections: int, max_threads: int, timeout_s: float)
     max_connections = min(max_connections, for_clients)
     max_answering = max(2, min(max_threads, max_connections, (free - for_clients) // 3))
     of_class, of_completions = int(CLASS_SHARE * MAX_BUFFERED_BYTES), int(COMPLETIONS_SHARE * MAX_BUFFERED_BYTES)
-    work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class) for work in SMALL_CLASSES}
+    work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class) for work in (Work.TOKENIZING, Work.READS)}
+    work[Work.JOBS] = WorkQueue(MAX_SMALL, min(STORE_WAIT_S, timeout_s), of_class)
     work[Work.COMPLETIONS] = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
     work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * max_connections)
     work[Work.PIPELINED] = WorkQueue(MAX_PIPELINING, float("inf"), of_class)

@@ -8,7 +8,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from gateway.server.bounds import MAX_SMALL, divide_descriptors
 from gateway.server.connections import Connection, Phase, Step
+from gateway.server.served_app import Work
 from gateway.server.work_queue import WorkQueue
 from tests.gateway.server.arrivals import advance, open_connection
 
@@ -72,6 +74,18 @@ def test_what_is_late_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> 
     closed.phase = Phase.CLOSED
     assert queue.take() is last
     assert not queue.has_waiting
+
+
+def test_a_store_that_hangs_holds_the_threads_for_jobs_and_other_requests_for_two_seconds(clients: Clients) -> None:
+    _, work = divide_descriptors(100, 10, 30.0)
+    held, late = [clients.waiting() for _ in range(MAX_SMALL)], clients.waiting()
+    for connection in (*held, late):
+        work[Work.JOBS].append(connection, "")
+    assert [work[Work.JOBS].take() for _ in (*held, late)] == [*held, None]
+    assert work[Work.JOBS].take_late(1.9) == []
+    assert work[Work.JOBS].take_late(2.1) == [late]
+    work[Work.READS].append(late, "")
+    assert work[Work.READS].take() is late
 
 
 def test_responses_that_wait_for_slow_clients_are_bounded_at_the_expense_of_who_has_most(clients: Clients) -> None:
