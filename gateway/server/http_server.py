@@ -42,6 +42,8 @@ log = structlog.get_logger()
 POLL_S = 0.25
 # How long a stopping server keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
+# A connection is not closed to make room for a new one before it is this old: its client is about to send a request.
+FRESH_S = 0.25
 
 _Taken: TypeAlias = tuple[Connection, Request, Arrival]
 
@@ -259,7 +261,7 @@ class HttpServer:
     def _take(self, sock: socket.socket, client: Any, server: Any) -> None:
         """A client has connected."""
         now = time.monotonic()
-        if len(self._connections) >= self._max_connections and not self._evict():
+        if len(self._connections) >= self._max_connections and not self._evict(now):
             refuse_at_once(sock, self._overloaded("All connections of this server are in use."))
             return
         max_body_bytes, tls = self._settings.limits.max_body_bytes, self._tls
@@ -278,12 +280,12 @@ class HttpServer:
     def _make_room(self, sock: socket.socket | None) -> None:
         if sock is not None:
             refuse_at_once(sock, self._overloaded("This server has no descriptor left."))
-        self._evict()
+        self._evict(time.monotonic())
 
-    def _evict(self) -> bool:
+    def _evict(self, now: float) -> bool:
         """Close the connection that has been idle for longest, or else the one that is slowest to send a request."""
         for phases in ((Phase.LINGERING,), (Phase.IDLE,), (Phase.HANDSHAKE, Phase.READING)):
-            idle = [c for c in self._connections.values() if c.phase in phases]
+            idle = [c for c in self._connections.values() if c.phase in phases and now - c.since > FRESH_S]
             if idle:
                 self._num_evicted += 1
                 self._close(min(idle, key=lambda connection: connection.since))
