@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,8 +11,6 @@ from rich.table import Table
 from deploy import cli
 from deploy.terminal import labelled, make_console
 from shared.errors import StartError
-from tests.deploy.command_line.test_cli import tercet
-from tests.workers.helpers import EMBEDDED
 
 TEXTS = ["install -e '.[redis]'", "/models/[/x]", "[bold]a[/bold]", "[/]", ":sparkles:", r"\[x]"]
 
@@ -43,15 +39,3 @@ def test_strings_tables_labels_and_errors_are_printed_as_they_are(
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     assert capsys.readouterr().err == f"tercet: {text}\n"
-
-
-def test_a_model_directory_with_brackets_is_named_whole(tmp_path: Path) -> None:
-    absent = tmp_path / "[/x]"
-    environ = {"TERCET_RUN_DIR": str(tmp_path / "run"), "TERCET_DEVICES": "cpu", "TERCET_MODELS": f"x={absent}"}
-    done = tercet("plan", **environ)
-    assert done.returncode == 1
-    assert f"{absent}, which is not a directory" in done.stderr
-    shutil.copytree(EMBEDDED, absent)
-    shown = tercet("plan", **environ)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert str(absent) in shown.stdout

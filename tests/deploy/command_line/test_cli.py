@@ -203,14 +203,6 @@ def test_a_dtype_that_the_cpu_cannot_compute_in_stops_the_start(
     make_plan(make_settings(made, dtype="auto"), {})
 
 
-def test_serve_refuses_such_a_dtype_before_it_starts_a_pool(tmp_path: Path) -> None:
-    environ = {"TERCET_DEVICES": "cpu", "TERCET_MODELS": "embedded", "TERCET_RUN_DIR": str(tmp_path)}
-    done = tercet("serve", TERCET_DTYPE="fp16", TERCET_BIND=f"127.0.0.1:{free_port()}", **environ)
-    assert done.returncode == 1
-    assert "Tercet computes no fp16 on a CPU" in done.stderr
-    assert "gunicorn" not in done.stderr
-
-
 def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
     environ = {"TERCET_KEYS": str(tmp_path / "keys"), "COLUMNS": "200"}
     made = tercet("key", "new", "my editor", "--rate", "60", "--concurrency", "0", **environ)

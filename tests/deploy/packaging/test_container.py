@@ -22,7 +22,6 @@ import httpx
 import pytest
 
 from shared.cpu_features import INSTRUCTION_SETS
-from shared.settings import Settings
 from tests.deploy.needs import need
 from tests.deploy.packaging.container import COMPOSE, USER, Container
 from tests.e2e.harness import ROOT, free_port, until
@@ -33,27 +32,6 @@ from workers.engine.cpu_kernels import compiled_path
 
 MAX_IMAGE_BYTES = 950_000_000
 NUM_STARTS = 5
-# Values of settings whose default is none or a sentence.
-VALUES = {
-    "TERCET_BIND": "127.0.0.1:8123",
-    "TERCET_RUN_DIR": "/tmp/run",
-    "TERCET_CACHE_DIR": "/tmp/cache",
-    "TERCET_MODELS": "small*2,own=/models/own",
-    "TERCET_DEVICES": "cpu",
-    "TERCET_KEYS": "/var/lib/tercet/other-keys",
-    "TERCET_TLS_CERT": "/models/tls.crt",
-    "TERCET_TLS_KEY": "/models/tls.key",
-    "TERCET_ORIGINS": "https://notes.example",
-    "TERCET_HOSTS": "tercet.example,*.notes.example",
-    "TERCET_PUBLIC_URL": "https://notes.example/tools/tercet",
-    "TERCET_JOBS": "sqlite:/var/lib/tercet/other.sqlite3",
-    "TERCET_POOL": "small=https://a.example:8100-8103",
-    "TERCET_POOL_KEY": "/models/key",
-    "TERCET_POOL_CA": "/models/ca.crt",
-    "TERCET_POOL_BIND": "127.0.0.1:8100",
-    "TERCET_POOL_TLS_CERT": "/models/pool.crt",
-    "TERCET_POOL_TLS_KEY": "/models/pool.key",
-}
 # What serving never imports: build tools, and what training or torch.compile needs.
 ABSENT = {"pip", "ziglang", "transformers", "regex", "sympy", "mpmath", "networkx", "numba", "llvmlite"}
 # Prints the packages that modules import and do not find; training needs a checkout.
@@ -193,16 +171,6 @@ def test_the_server_is_warm_soon_and_completes(config: dict[str, Any], image: Pa
         print(f"from exec to warm, {start} start: median {statistics.median(times):.2f} s of {shown}")
 
 
-def test_every_setting_comes_from_the_env_file(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
-    rows = [row for _, rows in Settings.reference() for row in rows]
-    values = {row.variable: VALUES.get(row.variable, row.default) for row in rows}
-    lines = {name.removeprefix("TERCET_"): value for name, value in values.items()}
-    done = Container(image, config, tmp_path, **lines).run("settings")
-    assert done.returncode == 0, done.stdout
-    names = re.findall(r"^(TERCET_\w+) \(", done.stdout, re.MULTILINE)
-    assert dict(zip(names, re.findall(r"^ {4}now (.*)$", done.stdout, re.MULTILINE), strict=True)) == values
-
-
 def test_models_of_the_hub_come_into_the_volume(config: dict[str, Any], image: Path, tmp_path: Path) -> None:
     """By the documented command, from a hub on this machine. Then they are served without it, beside a checkpoint and
     a GGUF file of /models."""
@@ -232,19 +200,6 @@ def test_no_module_needs_a_package_that_was_left_out(config: dict[str, Any], ima
     assert done.returncode == 0, done.stdout
     missing = set(done.stdout.splitlines()[-1].split())
     assert missing <= {"boto3", "botocore", "lsprotocol", "pygls", "ray", "triton"}, done.stdout
-
-
-def test_what_is_not_in_the_image_is_named_with_the_command_that_adds_it(
-    config: dict[str, Any], image: Path, tmp_path: Path
-) -> None:
-    for number, (url, package) in enumerate(
-        (("redis://127.0.0.1", "redis"), ("dynamodb://jobs?region=eu-west-1", "boto3"))
-    ):
-        done = Container(image, config, tmp_path / str(number), KEYS="", INSECURE=1, JOBS=url).run()
-        assert done.returncode == 1
-        argument = f"'EXTRA=-c requirements/dev.txt {package}'"
-        command = f"docker build -f deploy/packaging/Dockerfile -t tercet --build-arg {argument} ."
-        assert command in " ".join(done.stdout.split())
 
 
 def write_checkpoint(directory: Path) -> Path:

@@ -156,28 +156,6 @@ def test_it_listens_on_loopback_only(proxy: str) -> None:
             http.get(f"{proxy.replace('127.0.0.1', FOREIGN)}/a")
 
 
-def test_the_lines_for_tls_serve_https(tmp_path: Path, upstream: int) -> None:
-    certificate = Certificate(tmp_path)
-    port = free_port()
-    changes = {
-        "# listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-        "# ssl_certificate /etc/tercet/fullchain.pem": f"ssl_certificate {certificate.cert}",
-        "# ssl_certificate_key /etc/tercet/privkey.pem": f"ssl_certificate_key {certificate.key}",
-        "# ssl_protocols": "ssl_protocols",
-        "# ssl_session_cache": "ssl_session_cache",
-        "# ssl_session_tickets": "ssl_session_tickets",
-    }
-    with nginx(tmp_path, upstream, changes), httpx.Client(verify=certificate.client(), trust_env=False) as http:
-        assert http.get(f"https://127.0.0.1:{port}/a").json()["host"] == f"127.0.0.1:{port}"
-        context = certificate.client()
-        context.set_alpn_protocols(["h2", "http/1.1"])
-        with (
-            socket.create_connection(("127.0.0.1", port)) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
-        ):
-            assert encrypted.selected_alpn_protocol() == "h2"
-
-
 def test_compose_serves_https_with_this_configuration(server_with: Callable[..., SharedServer], tmp_path: Path) -> None:
     """The configuration that the service's command makes, and a completion through it."""
     tercet = server_with(hosts="tercet.lan")
@@ -209,6 +187,13 @@ def test_compose_serves_https_with_this_configuration(server_with: Callable[...,
     ):
         checked = run_program(["nginx", "-t", "-c", f"{tmp_path}/nginx.conf"])
         assert "syntax is ok" in checked.stderr, checked.stderr
+        context = certificate.client()
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as encrypted,
+        ):
+            assert encrypted.selected_alpn_protocol() == "h2"
         answer = http.post(
             f"https://127.0.0.1:{port}/autocomplete", json={"context": "The sea"}, headers={"Host": "tercet.lan"}
         )

@@ -18,7 +18,6 @@ from shared.errors import StartError
 from shared.settings import Settings
 from tests.e2e.harness import ROOT, until
 from tests.programs import run_program
-from tests.workers.engine.cuda.fake_cuda import process_environment
 
 QUICK = ("--quick", "--model", "embedded", "--clients", "1,2", "--max-workers", "1")
 
@@ -121,29 +120,3 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     again = tune(*QUICK, "--state", str(state), "--again", "--budget", "0.1")
     assert again.returncode == 0, again.stderr
     assert "Plans measured before" not in again.stderr
-
-
-@pytest.mark.deploy
-@pytest.mark.timeout(900)  # took 380 s on two cores of a Zen 4
-def test_rehearsal_on_a_gpu(tmp_path: Path) -> None:
-    """There is no GPU: a stand-in takes the place of `torch.cuda`. No figure means anything."""
-    result = tmp_path / "tune.json"
-    done = tune(
-        *QUICK[:-1],
-        "2",
-        "--state",
-        str(tmp_path / "tune.jsonl"),
-        "--json",
-        str(result),
-        TERCET_DEVICES="cuda:0",
-        CUDA_VISIBLE_DEVICES="0",
-        CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
-        **process_environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    plans = {plan["candidate"]["workers"]: plan for plan in reversed(json.loads(result.read_text())["plans"])}
-    assert plans.keys() == {1, 2}
-    assert plans[1]["candidate"]["threads"] == 0
-    assert "TERCET_DEVICES=cuda:0" in done.stdout
-    assert "TERCET_CPU_THREADS" not in done.stdout
-    assert "No MPS:" in done.stderr
