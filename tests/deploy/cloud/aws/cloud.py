@@ -6,14 +6,13 @@ what fails there, is injected here, where botocore sends a request and has parse
 
 from __future__ import annotations
 
+import functools
 import json
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import boto3
 import httpx
@@ -28,38 +27,37 @@ from tests.gateway.jobs.servers import AWS_ENVIRON, dynamodb_server
 REGION = "eu-central-1"
 INVOKE = "InvokeEndpoint"
 OUTPUT = ["one", "two", "three"]  # what an endpoint answers: moto's has no container
-Rewrite = Callable[[dict[str, Any]], dict[str, Any]]
+Parsed = dict[str, Any]
+Rewrite = Callable[[Parsed], Parsed]
+# What botocore gets for a request: `((HTTP response, parsed answer), None)`, or `(None, error)`.
+Result = Any
+Send = Callable[[], Result]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fault:
     """What happens to the calls number `first` to `first + times - 1` (from 1) of an operation.
 
     Attributes:
-        operation: as `Call.operation` has it.
-        status: answer with this status and the error `code` instead of the service's answer; 0: let it answer.
-        is_performed: whether, with a `status`, the service performs the call and only its answer is lost.
-        rewrite: changes an answer that is no error.
+        operation: like "CreateStack".
+        act: what is done in place of sending the call, which it may do.
+        num_calls: of the operation, since the fault was set.
     """
 
     operation: str
-    first: int = 1
-    times: int = 1
-    status: int = 0
-    code: str = ""
-    message: str = ""
-    is_performed: bool = False
-    rewrite: Rewrite | None = None
+    first: int
+    times: int
+    act: Callable[[Send], Result]
+    num_calls: int = 0
+
+    def is_due(self, operation: str) -> bool:
+        """Counts the call."""
+        self.num_calls += operation == self.operation
+        return operation == self.operation and self.first <= self.num_calls < self.first + self.times
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call as it was sent.
-
-    Attributes:
-        service: as the signature names it, like "sagemaker".
-        operation: like "CreateStack".
-    """
+class Call(NamedTuple):
+    """A call as it was sent. The service is what the signature names, like "sagemaker"."""
 
     service: str
     operation: str
@@ -70,10 +68,8 @@ class Cloud:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._lock = threading.Lock()
-        self._counts: Counter[Fault] = Counter()
+        self.calls: list[Call] = []  # of this process, in the order of their answers
         self._faults: list[Fault] = []
-        self._calls: list[Call] = []
         self._clients: dict[str, Any] = {}
 
     # What tests give to the code under test.
@@ -98,12 +94,6 @@ class Cloud:
 
     # What happened.
 
-    @property
-    def calls(self) -> list[Call]:
-        """The calls of this process in the order of their answers."""
-        with self._lock:
-            return list(self._calls)
-
     def operations(self, *services: str) -> list[str]:
         """The operations in order, of all services or of these."""
         return [call.operation for call in self.calls if not services or call.service in services]
@@ -113,13 +103,17 @@ class Cloud:
 
     def forget(self) -> None:
         """Remove the recorded calls and the faults; what is in moto stays."""
-        with self._lock:
-            self._calls, self._faults, self._counts = [], [], Counter()
+        self.calls, self._faults = [], []
 
     def reset(self) -> None:
-        """An empty account."""
+        """An empty account, whose endpoints answer with `OUTPUT`."""
         self.forget()
-        httpx.post(f"{self.url}/moto-api/reset", trust_env=False).raise_for_status()
+        answer = {"Body": json.dumps({"output": OUTPUT})}
+        for path, body in (
+            ("reset", {}),
+            ("static/sagemaker/endpoint-results", {"region": REGION, "results": [answer]}),
+        ):
+            httpx.post(f"{self.url}/moto-api/{path}", json=body, trust_env=False).raise_for_status()
 
     # What goes wrong.
 
@@ -135,51 +129,36 @@ class Cloud:
         is_performed: bool = False,
     ) -> None:
         """Answer with an error. With `is_performed` the service did what was wanted and only the answer is lost."""
-        self._faults.append(
-            Fault(operation, first, times, status=status, code=code, message=message, is_performed=is_performed)
-        )
+
+        def refuse(send: Send) -> Result:
+            if is_performed:
+                send()
+            metadata = {"HTTPStatusCode": status, "HTTPHeaders": {}}
+            parsed = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": metadata}
+            return (AWSResponse(self.url, status, {}, HTTPResponse(BytesIO(), preload_content=False)), parsed), None
+
+        self._faults.append(Fault(operation, first, times, refuse))
 
     def rewrite(self, operation: str, change: Rewrite, *, times: int = 1) -> None:
-        self._faults.append(Fault(operation, times=times, rewrite=change))
+        """Change what the service answers, unless that is an error."""
 
-    def answer(self, operation: Any, request: Any, send: Callable[[], Any]) -> Any:
-        """What botocore gets for a request: `((HTTP response, parsed answer), None)`, or `(None, error)`.
+        def answer(send: Send) -> Result:
+            found, error = send()
+            is_answer = error is None and found[0].status_code < 400
+            return ((found[0], change(found[1])), None) if is_answer else (found, error)
 
+        self._faults.append(Fault(operation, 1, times, answer))
+
+    def answer(self, operation: Any, send: Send) -> Result:
+        """
         Args:
             operation: botocore's model of it.
         """
-        faults = self._due(operation.name)
-        refusal = next((fault for fault in faults if fault.status), None)
-        result: Any = send() if refusal is None or refusal.is_performed else None
-        if refusal is not None:
-            parsed = {
-                "Error": {"Code": refusal.code, "Message": refusal.message},
-                "ResponseMetadata": {"HTTPStatusCode": refusal.status, "HTTPHeaders": {}},
-            }
-            nothing = HTTPResponse(BytesIO(), preload_content=False)
-            result = (AWSResponse(request.url, refusal.status, {}, nothing), parsed), None
-        elif result[1] is None:
-            response, parsed = result[0]
-            if operation.name == INVOKE and request.url.startswith(self.url):
-                parsed["Body"] = BytesIO(json.dumps({"output": OUTPUT}).encode())
-            for fault in faults:
-                if fault.rewrite is not None and response.status_code < 400:
-                    parsed = fault.rewrite(parsed)
-            result = (response, parsed), None
-        with self._lock:
-            self._calls.append(Call(operation.service_model.signing_name, operation.name))
+        for fault in [fault for fault in self._faults if fault.is_due(operation.name)]:
+            send = functools.partial(fault.act, send)
+        result = send()
+        self.calls.append(Call(operation.service_model.signing_name, operation.name))
         return result
-
-    def _due(self, operation: str) -> list[Fault]:
-        """The faults of this call."""
-        found = []
-        with self._lock:
-            for fault in self._faults:
-                if fault.operation == operation:
-                    self._counts[fault] += 1
-                    if fault.first <= self._counts[fault] < fault.first + fault.times:
-                        found.append(fault)
-        return found
 
 
 @contextmanager
@@ -192,7 +171,7 @@ def running_cloud() -> Iterator[Cloud]:
             Endpoint,
             "_do_get_response",
             lambda endpoint, request, operation, context: cloud.answer(
-                operation, request, lambda: send(endpoint, request, operation, context)
+                operation, lambda: send(endpoint, request, operation, context)
             ),
         )
         yield cloud
