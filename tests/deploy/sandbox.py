@@ -1,9 +1,9 @@
-"""Runs a command as a systemd unit would: with a system call filter and maybe a passed socket. Needs libseccomp.
+"""Runs a command as a systemd unit would: with a system call filter and a passed socket. Needs libseccomp.
 
     python sandbox.py LISTENER SYSCALL[,SYSCALL…] COMMAND [ARGUMENT…]
 
-LISTENER is the descriptor that becomes the passed socket (`sd_listen_fds(3)`), or "none". Other system calls fail with
-EPERM, as `SystemCallErrorNumber=EPERM` has it.
+LISTENER is the descriptor that becomes the passed socket (`sd_listen_fds(3)`). Other system calls fail with EPERM, as
+`SystemCallErrorNumber=EPERM` has it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def allow_only(names: list[str]) -> None:
 
 if __name__ == "__main__":
     listener, syscalls, *command = sys.argv[1:]
-    if listener != "none":
-        os.dup2(int(listener), 3)
-        os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+    os.dup2(int(listener), 3)
+    os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
     allow_only(syscalls.split(","))
     os.execvp(command[0], command)

@@ -15,6 +15,7 @@ from shared.errors import StartError
 from shared.plan import Plan, make_slots
 from shared.setting_values import Address, ModelSpec, PoolUrl
 from shared.settings import Settings
+from tests.e2e.harness import ROOT
 from tests.settings import make_settings
 
 POOL = (PoolUrl("small", "https", "gpu-a.example", 8100, 8100),)
@@ -34,6 +35,13 @@ BIND = Address("127.0.0.1", 8100)
 def test_a_role_without_a_way_to_the_other_is_refused(role: str, settings: Settings, refusal: str) -> None:
     with pytest.raises(StartError, match=refusal):
         Supervisor(settings, {}, Console(), (role,)).run()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_drop_in_of_a_role_starts_it_and_a_server_of_one_role_never_stops_when_idle(role: str) -> None:
+    text = (ROOT / f"deploy/supervision/systemd/tercet.service.d/{role}.conf").read_text()
+    assert f"/tercet serve --role {role}\n" in text
+    assert "UnsetEnvironment=TERCET_IDLE_STOP_S" in text
 
 
 def test_a_run_directory_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:

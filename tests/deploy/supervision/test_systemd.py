@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.needs import need
-from tests.e2e.harness import ROOT, Tercet, free_port, until
+from tests.e2e.harness import ROOT, Tercet, until
 from tests.programs import run_program
 
 UNITS = ROOT / "deploy/supervision/systemd"
@@ -111,15 +111,14 @@ def base() -> Iterator[Path]:
 
 
 class Unit(Tercet):
-    """Tercet as the unit with these drop-ins starts it: its command, environment, user, file system and system calls.
+    """Tercet as the unit starts it: its command, environment, user, file system and system calls.
 
     /run/tercet and /var/lib/tercet are directories of `base`.
     """
 
-    def __init__(self, base: Path, *drop_ins: str, **settings: str) -> None:
+    def __init__(self, base: Path, **settings: str) -> None:
         """
         Args:
-            drop_ins: names of files in tercet.service.d.
             settings: lines of /etc/tercet/environment, without `TERCET_`.
         """
         super().__init__(base)
@@ -127,9 +126,8 @@ class Unit(Tercet):
         for name in ("run", "state", "python"):
             (base / name).mkdir()
             shutil.chown(base / name, USER, USER)
-        texts = [(UNITS / "tercet.service").read_text()]
-        texts += [(UNITS / "tercet.service.d" / name).read_text() for name in drop_ins]
-        lines = [line.partition("=") for text in texts for line in text.splitlines() if not line.startswith("#")]
+        text = (UNITS / "tercet.service").read_text()
+        lines = [line.partition("=") for line in text.splitlines() if not line.startswith("#")]
         values = [(name, value) for name, _, value in lines]
         moved = {"/run/tercet": f"{base}/run", "/var/lib/tercet": f"{base}/state"}
         environ = dict(word.split("=", 1) for name, value in values if name == "Environment" for word in value.split())
@@ -137,20 +135,14 @@ class Unit(Tercet):
             environ = {name: value.replace(old, new) for name, value in environ.items()}
         environ |= {"TERCET_BIND": f"127.0.0.1:{self.port}"}  # as in the socket unit
         environ |= {f"TERCET_{name.upper()}": value for name, value in settings.items()}
-        for name, value in values:
-            if name == "UnsetEnvironment":
-                environ = {variable: text for variable, text in environ.items() if variable not in value.split()}
         self.environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", **environ}
         self.run_dir = base / "run/instance"
-        [*_, exec_start] = [value for name, value in values if name == "ExecStart" and value]
+        [exec_start] = [value for name, value in values if name == "ExecStart"]
         program, *self.arguments = exec_start.split()
         assert program == "/opt/tercet/.venv/bin/tercet"
-        # A unit that starts at boot has no socket.
-        self.has_socket = ("WantedBy", "multi-user.target") not in values
 
-    def start_unit(self, listener: socket.socket | None = None) -> None:
-        """Start it; `listener` is the passed socket of a unit that has one."""
-        assert (listener is not None) == self.has_socket
+    def start_unit(self, listener: socket.socket) -> None:
+        """Start it; `listener` is the passed socket."""
         python, writable = self.base / "python", (self.base / "run", self.base / "state")
         mounts = [
             open_python(python),
@@ -160,12 +152,11 @@ class Unit(Tercet):
         ]
         try_to_write = f"! touch {ROOT}/deploy/written 2>/dev/null"
         drop = f"setpriv --reuid={USER} --regid={USER} --clear-groups --no-new-privs --bounding-set=-all"
-        descriptor = "none" if listener is None else str(listener.fileno())
-        run = [sys.executable, f"{ROOT}/tests/deploy/sandbox.py", descriptor, ",".join(allowed_system_calls())]
+        descriptor = listener.fileno()
+        run = [sys.executable, f"{ROOT}/tests/deploy/sandbox.py", str(descriptor), ",".join(allowed_system_calls())]
         command = shlex.join([*drop.split(), *run, sys.executable, "-m", "deploy", *self.arguments])
         program = " && ".join([*mounts, try_to_write, f"umask 0077 && exec {command}"])
-        descriptors = [] if listener is None else [listener.fileno()]
-        self.start("unshare", "--mount", "sh", "-c", program, pass_fds=descriptors)
+        self.start("unshare", "--mount", "sh", "-c", program, pass_fds=[descriptor])
 
     def assert_is_restricted(self) -> None:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -194,37 +185,3 @@ def test_it_serves_without_root_on_a_read_only_file_system_within_the_system_cal
     # The kernels are those of the set-up.
     assert "ompiled kernels cannot be" not in tercet.log()
     assert not list((base / "state").glob(".cache/tercet/kernels-*"))
-
-
-def test_a_gateway_reaches_workers_where_each_has_its_drop_in(base: Path) -> None:
-    """As on two machines, with `network.conf`, whose effect only a running systemd has: here both use loopback."""
-    need("systemd:systemd-analyze", "mount", "util-linux:setpriv", root=True)
-    port = free_port()
-    (base / "key").write_text("0123456789abcdef" * 4)
-    (base / "key").chmod(0o600)
-    shutil.chown(base / "key", USER, USER)
-    key = str(base / "key")
-    workers = Unit(
-        base / "workers",
-        "network.conf",
-        "workers.conf",
-        models="embedded",
-        pool_bind=f"127.0.0.1:{port}",
-        pool_key=key,
-    )
-    gateway = Unit(
-        base / "gateway", "network.conf", "gateway.conf", pool=f"embedded=http://127.0.0.1:{port}", pool_key=key
-    )
-    assert (workers.has_socket, gateway.has_socket) == (False, False)
-    workers.start_unit()
-    try:
-        gateway.start_unit()
-        try:
-            gateway.wait_until_warm()
-            assert len(gateway.ask()["sentences"]) == 3
-            workers.assert_is_restricted()
-            gateway.assert_is_restricted()
-        finally:
-            gateway.stop_unit()
-    finally:
-        workers.stop_unit()

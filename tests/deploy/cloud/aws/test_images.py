@@ -64,14 +64,6 @@ def calls(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return found
 
 
-def destroy(cloud: Cloud) -> None:
-    """moto does not know that a stack empties its repository."""
-    assert load_template("sagemaker.yaml")["Resources"]["Repository"]["Properties"]["EmptyOnDelete"] is True
-    tags = [{"imageTag": "0.1.0-cpu"}]
-    cloud.client("ecr").batch_delete_image(repositoryName="tercet", imageIds=tags)
-    deploy(destroy=True)
-
-
 def recorded(calls: Path) -> list[list[Any]]:
     return [json.loads(line) for line in calls.read_text().splitlines()]
 
@@ -90,16 +82,14 @@ def test_the_image_is_built_pushed_and_pinned_by_its_digest(cloud: Cloud, calls:
     assert logout == ["logout", REGISTRY]
     assert deployed_model(cloud)["PrimaryContainer"]["Image"].startswith(f"{REGISTRY}/tercet@sha256:")
     assert cloud.operations("ecr") == ["GetAuthorizationToken", "DescribeImages"]
-    destroy(cloud)
-    assert cloud.client("ecr").describe_repositories()["repositories"] == []
-
-
-def test_a_second_deployment_pushes_to_the_repository_of_the_first(cloud: Cloud, calls: Path) -> None:
-    deploy()
-    deploy()
+    deploy()  # to the same repository
     assert [words[0] for words, _, _ in recorded(calls)] == ["build", "login", "push", "logout"] * 2
     assert cloud.count("CreateStack") == 1
-    destroy(cloud)
+    # moto does not know that a stack empties its repository.
+    assert load_template("sagemaker.yaml")["Resources"]["Repository"]["Properties"]["EmptyOnDelete"] is True
+    cloud.client("ecr").batch_delete_image(repositoryName="tercet", imageIds=[{"imageTag": "0.1.0-cpu"}])
+    deploy(destroy=True)
+    assert cloud.client("ecr").describe_repositories()["repositories"] == []
 
 
 @pytest.mark.parametrize("step", ["build", "login", "push"])
