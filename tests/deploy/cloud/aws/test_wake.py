@@ -118,13 +118,6 @@ def test_requests_need_no_signature_where_the_template_says_so(
 # The instance.
 
 
-def test_a_running_instance_is_left_alone(function: Function) -> None:
-    function.ec2.start_instances(InstanceIds=[function.environ["INSTANCE_ID"]])
-    function.cloud.forget()
-    assert function.post(PROMPT).body["instance"] == {"state": "running"}
-    assert function.cloud.count("StartInstances") == 0
-
-
 def test_a_stopping_instance_is_started_once_it_has_stopped(function: Function) -> None:
     function.cloud.rewrite("DescribeInstances", in_state("stopping"), times=3)
     assert function.post(PROMPT).body["instance"] == {"state": "pending"}
@@ -170,20 +163,23 @@ def test_an_instance_that_never_starts_loses_no_job(function: Function, queue: J
 
 
 @pytest.mark.parametrize(
-    ("state", "code"),
+    "instance",
     [
-        ("unknown", "InvalidInstanceID.NotFound"),
-        ("unknown", "UnauthorizedOperation"),
-        ("terminated", "InstanceTerminated"),
+        {"state": "running"},
+        {"state": "unknown", "error": "InvalidInstanceID.NotFound"},
+        {"state": "unknown", "error": "UnauthorizedOperation"},
+        {"state": "terminated", "error": "InstanceTerminated"},
     ],
 )
-def test_an_instance_that_cannot_be_started_is_reported_at_once(function: Function, state: str, code: str) -> None:
-    if state == "terminated":
-        function.cloud.rewrite("DescribeInstances", in_state(state), times=9)
+def test_an_instance_that_runs_or_cannot_be_started_is_reported_at_once(
+    function: Function, instance: dict[str, str]
+) -> None:
+    if instance["state"] == "unknown":
+        function.cloud.fail("DescribeInstances", instance["error"], status=400, times=9)
     else:
-        function.cloud.fail("DescribeInstances", code, status=400, times=9)
-    assert function.post(PROMPT).body["instance"] == {"state": state, "error": code}
-    assert function.cloud.count("DescribeInstances") == 1
+        function.cloud.rewrite("DescribeInstances", in_state(instance["state"]), times=9)
+    assert function.post(PROMPT).body["instance"] == instance
+    assert function.cloud.operations("ec2") == ["DescribeInstances"]
 
 
 def test_reading_a_job_that_waits_starts_the_instance(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
