@@ -117,10 +117,7 @@ def test_what_does_not_fit_is_refused_with_what_would(
     with pytest.raises(StartError) as error:
         planned(tmp_path, models, **settings)
     assert refusal in str(error.value)
-
-
-def test_the_counts_that_a_refusal_names_fit(tmp_path: Path, fake_smi: FakeSmi) -> None:
-    fake_smi(T4)
+    # What it names fits.
     assert len(planned(tmp_path, "medium*4").slots) == 4
     assert len(planned(tmp_path, "medium*6", max_batch=16).slots) == 6
 
