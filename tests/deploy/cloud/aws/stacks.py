@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import yaml
+from cfnlint.decode.cfn_yaml import loads
 
 from deploy.cloud.aws.wake_archive import pack
 from tests.deploy.cloud.aws.cloud import Cloud
 from tests.e2e.harness import ROOT
 
 TEMPLATES = ROOT / "deploy/cloud/aws"
-# What moto's CloudFormation does not make.
-NOT_IN_MOTO = "AWS::ApiGatewayV2::"
 STACK = "tercet"
 BUCKET = "archives"
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML with CloudFormation's tags: `!Ref x` is `{"Ref": "x"}`."""
-
-
-def _construct(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
-    value: Any
-    if isinstance(node, yaml.ScalarNode):
-        value = loader.construct_scalar(node)
-    elif isinstance(node, yaml.SequenceNode):
-        value = loader.construct_sequence(node, deep=True)
-    else:
-        assert isinstance(node, yaml.MappingNode)
-        value = loader.construct_mapping(node, deep=True)
-    if suffix == "GetAtt":
-        value = value.split(".", 1)
-    return {suffix if suffix in {"Ref", "Condition"} else f"Fn::{suffix}": value}
-
-
-_Loader.add_multi_constructor("!", _construct)
-
-
 def load_template(name: str) -> dict[str, Any]:
-    template: dict[str, Any] = yaml.load((TEMPLATES / name).read_text(), _Loader)
+    """Its tags as JSON has them: `!Ref x` is `{"Ref": "x"}`."""
+    template: dict[str, Any] = loads((TEMPLATES / name).read_text())
     return template
 
 
@@ -60,14 +37,8 @@ def role_actions(template: dict[str, Any], role: str) -> set[str]:
 
 
 def for_moto(template: dict[str, Any]) -> str:
-    """The template without what moto does not have, without what refers to that, and without outputs."""
+    """The template as far as moto has it, without outputs."""
     resources = dict(template["Resources"])
-    removed = {name for name, resource in resources.items() if resource["Type"].startswith(NOT_IN_MOTO)}
-    while removed:
-        resources = {name: resource for name, resource in resources.items() if name not in removed}
-        # In `Ref`, `Fn::GetAtt` or `Fn::Sub`.
-        mention = re.compile(rf'["{{](?:{"|".join(removed)})["}}.]')
-        removed = {name for name, resource in resources.items() if mention.search(json.dumps(resource))}
     # moto takes no properties of an instance from a launch template.
     for name, resource in resources.items():
         if resource["Type"] == "AWS::EC2::Instance" and "LaunchTemplate" in (given := resource["Properties"]):

@@ -33,19 +33,13 @@ cached_account = functools.cache(Account)
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """boto3 uses the tests' cloud, and nothing sleeps."""
-    for name, value in cloud.environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setattr(deploy_commands, "POLL_S", 300.0)  # polls count for it, and no time passes
+def nothing_left(deployer: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is left that the command made, whatever a test did to it, once --destroy has run."""
     monkeypatch.setattr(deploy_commands, "Account", cached_account)
-    monkeypatch.setattr("time.sleep", lambda _: None)
     yield
-    # Nothing is left that this command made, whatever a test did to it, once --destroy has run.
-    cloud.forget()
+    deployer.forget()
     deploy(destroy=True)
-    assert_nothing_left(cloud)
+    assert_nothing_left(deployer)
 
 
 def deploy(**options: Any) -> None:

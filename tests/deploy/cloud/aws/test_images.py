@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cloud.aws import deploy_commands, images
+from deploy.cloud.aws import images
 from deploy.cloud.sagemaker import sagemaker_environment
 from shared.errors import StartError
 from shared.setting_values import Address
@@ -49,18 +49,15 @@ if words[0] == "push":
 
 
 @pytest.fixture(autouse=True)
-def calls(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def calls(deployer: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which the stand-in for docker, the only program found, records its calls."""
     program = tmp_path / "bin/docker"
     program.parent.mkdir()
     program.write_text(DOCKER.format(python=sys.executable))
     program.chmod(0o755)
     found = tmp_path / "calls"
-    environ = {**cloud.environ, "DOCKER_CALLS": str(found), "PATH": str(program.parent)}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(deploy_commands, "POLL_S", 300.0)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setenv("DOCKER_CALLS", str(found))
+    monkeypatch.setenv("PATH", str(program.parent))
     return found
 
 

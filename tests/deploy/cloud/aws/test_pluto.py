@@ -101,12 +101,11 @@ def test_endpoint_answers_the_invocation_address(lambda_of: Callable[..., Invoke
     assert answer["body"] == f"https://runtime.sagemaker.{REGION}.amazonaws.com/endpoints/tercet/invocations"
 
 
+@pytest.mark.usefixtures("deployer")
 def test_the_command_asks_a_real_container(
-    front_url: str, cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    front_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    environ = {**cloud.environ, "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": front_url}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", front_url)
     deploy_commands.sagemaker(image="tercet", instance_type="ml.c5.xlarge")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(PROMPT)]
     assert len(lines) == 3
