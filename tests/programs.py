@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,28 @@ def run_program(
 ) -> subprocess.CompletedProcess[str]:
     """A program's exit status and what it has printed, with options of `subprocess.run`."""
     return subprocess.run(command, capture_output=True, text=True, check=check, **options)
+
+
+@contextmanager
+def running_script(
+    script: str, cwd: Path, environ: Mapping[str, str], log_path: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Commands of bash in a folder, until Ctrl-C at the end."""
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            ["bash", "-euc", script],
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            process_group=0,
+        )
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(40)
 
 
 def write_program(path: Path, body: str) -> None:

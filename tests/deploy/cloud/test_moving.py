@@ -9,9 +9,7 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ from tests.e2e.container import running_container
 from tests.e2e.harness import ROOT, START_S, TERCET, free_port, until
 from tests.e2e.remote_pool import free_ports
 from tests.gateway.pool.helpers import respond, serving_requests
-from tests.programs import run_program
+from tests.programs import run_program, running_script, write_program
 from workers.checkpoints.resolve import EMBEDDED
 
 __all__ = ["running"]
@@ -60,9 +58,7 @@ def texts(page: str, language: str, heading: str = "") -> list[str]:
 def environ_of(base: Path) -> dict[str, str]:
     """An environment in which the shell finds `tercet`, with no setting but `QUICK`."""
     program = base / "bin/tercet"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(TERCET)} "$@"\n')
-    program.chmod(0o755)
+    write_program(program, f'exec {shlex.join(TERCET)} "$@"')
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
     return {**kept, **QUICK, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
@@ -102,29 +98,24 @@ def test_each_model_is_on_the_gpus_that_its_workers_have(short_tmp_path: Path) -
         script = script.replace(f"TERCET_MODELS={name}", f"TERCET_MODELS={name}={EMBEDDED}")
     environ = {**environ_of(short_tmp_path), "TERCET_BIND": f"127.0.0.1:{port}"}
     log_path = short_tmp_path / "log"
-    with log_path.open("wb") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-        command = ["bash", "-euc", script]
-        process = subprocess.Popen(
-            command, cwd=short_tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
-        )
-        try:
+    with (
+        running_script(script, short_tmp_path, environ, log_path) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+    ):
 
-            def warm_models() -> list[str]:
-                assert process.poll() is None, log_path.read_text()[-3000:]
-                try:
-                    rows = client.get("/slots").json()["slots"]
-                except httpx.TransportError:
-                    return []
-                return sorted(row["model"] for row in rows) if all(row["state"] == "warm" for row in rows) else []
+        def warm_models() -> list[str]:
+            assert process.poll() is None, log_path.read_text()[-3000:]
+            try:
+                rows = client.get("/slots").json()["slots"]
+            except httpx.TransportError:
+                return []
+            return sorted(row["model"] for row in rows) if all(row["state"] == "warm" for row in rows) else []
 
-            assert until(warm_models, START_S, "all workers warm") == ["medium", "small", "small", "small"]
-            for name in ("small", "medium"):
-                body = {"context": "The old man", "model_size": name, "samples": 3}
-                answer = client.post("/autocomplete", json=body, timeout=60).json()
-                assert {sentence["model"] for sentence in answer["sentences"]} == {name}
-        finally:
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait(40)
+        assert until(warm_models, START_S, "all workers warm") == ["medium", "small", "small", "small"]
+        for name in ("small", "medium"):
+            body = {"context": "The old man", "model_size": name, "samples": 3}
+            answer = client.post("/autocomplete", json=body, timeout=60).json()
+            assert {sentence["model"] for sentence in answer["sentences"]} == {name}
     lines = [json.loads(line) for line in log_path.read_text().splitlines() if '"worker_started"' in line]
     assert sorted((line["model"], line["device"]) for line in lines) == [
         ("medium", "cuda:3"),

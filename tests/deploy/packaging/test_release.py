@@ -15,13 +15,13 @@ from shared.errors import StartError
 from shared.version import tercet_version
 from tests.deploy.packaging.installed import check_serving
 from tests.e2e.harness import ROOT
-from tests.programs import run_program
+from tests.programs import run_program, write_program
 
 BUILD_S = 1500
 # uv installs torch with CUDA libraries where no other index is named.
 INSTALLED_BYTES = 8_000_000_000
 # Stands for Docker, because no registry can be reached.
-DOCKER = '#!/bin/sh\nif [ "$1" = save ]; then echo image >"$3"; fi\n'
+DOCKER = 'if [ "$1" = save ]; then echo image >"$3"; fi'
 CHANGELOG = "# Changelog\n\n## 1.2.3 (2026-01-31)\n\n- First.\n"
 
 
@@ -66,9 +66,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A clone of this checkout's commit whose changelog has a date, `make release` run in it, and what it printed."""
     base = tmp_path_factory.mktemp("release")
     clone, programs = base / "tercet", base / "programs"
-    programs.mkdir()
-    (programs / "docker").write_text(DOCKER)
-    (programs / "docker").chmod(0o755)
+    write_program(programs / "docker", DOCKER)
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     changelog = clone / "CHANGELOG.md"
     heading = rf"^## {re.escape(tercet_version())}.*$"

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.programs import run_program
+from tests.programs import run_program, write_program
 
 ROOT = Path(__file__).parents[3]
 HASHED = ("backend", "compiler", "pip", "serve", "dev", "ray", "tools", "clients")
@@ -135,7 +135,7 @@ def test_the_audit_passes_only_when_every_package_was_audited(
     assert words in done.stdout + done.stderr
 
 
-PYTHON = """#!/bin/sh
+PYTHON = """
 case "$*" in
     "-m venv "*) echo venv >>$CALLS; mkdir -p $3/bin; cp $0 $3/bin/python ;;
     "-m pip uninstall "*torch) echo replaced >>$CALLS ;;
@@ -163,8 +163,7 @@ def make(tmp_path: Path) -> Make:
     for name in ("requirements", "shared", "workers"):
         shutil.copytree(ROOT / name, first / name, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
     python = tmp_path / "python3"
-    python.write_text(PYTHON.replace("REAL", sys.executable))
-    python.chmod(0o755)
+    write_program(python, PYTHON.replace("REAL", sys.executable))
 
     def run(directory: Path, *variables: str) -> tuple[int, dict[str, int]]:
         calls.write_text("")

@@ -5,17 +5,14 @@ tests/chaos has what fails between the two.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.deploy.cloud.test_moving import environ_of
 from tests.documentation.blocks import blocks
 from tests.e2e.harness import ROOT, free_port, until
-from tests.programs import run_program
+from tests.programs import run_program, running_script
 
 WARM_S = 150.0
 
@@ -29,29 +26,13 @@ def test_the_documented_commands(short_tmp_path: Path) -> None:
     for old, new in changes.items():
         texts = [text.replace(old, new) for text in texts]
     make_files, workers, gateway, request = texts
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    own = {
-        "PATH": path,
-        "PYTHONPATH": str(ROOT),
-        "TERCET_DEVICES": "cpu",
-        "TERCET_JOBS": "none",
-        "TERCET_DRAIN_S": "0.1",
-    }
-    environ = {**kept, **own, "TERCET_BIND": f"127.0.0.1:{port}"}
-    subprocess.run(["bash", "-euc", make_files], cwd=short_tmp_path, check=True, capture_output=True)
-    running: list[subprocess.Popen[bytes]] = []
-    with (short_tmp_path / "log").open("wb") as log:
-        for script in (workers, gateway):
-            environ["TERCET_RUN_DIR"] = str(short_tmp_path / f"run{len(running)}")
-            command = ["bash", "-euc", script]
-            running.append(
-                subprocess.Popen(command, cwd=short_tmp_path, env=environ, stdout=log, stderr=log, process_group=0)
-            )
-    try:
+    environ = {**environ_of(short_tmp_path), "TERCET_DEVICES": "cpu", "TERCET_BIND": f"127.0.0.1:{port}"}
+    run_program(["bash", "-euc", make_files], cwd=short_tmp_path, check=True)
+    log_path = short_tmp_path / "log"
+    workers_own, gateway_own = ({**environ, "TERCET_RUN_DIR": str(short_tmp_path / name)} for name in ("w", "g"))
+    with (
+        running_script(workers, short_tmp_path, workers_own, log_path),
+        running_script(gateway, short_tmp_path, gateway_own, log_path),
+    ):
         ask = ["bash", "-c", request]
         until(lambda: '"sentences":[{' in run_program(ask).stdout, WARM_S, "an answer")
-    finally:
-        for process in reversed(running):
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait(40)

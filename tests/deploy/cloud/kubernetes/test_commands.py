@@ -17,7 +17,7 @@ from shared.pool_keys import read_pool_keys
 from tests.deploy.cloud.kubernetes.rendered import FOLDER, KUBECTL, SERVING, containers, of_kind, workloads
 from tests.documentation.blocks import blocks
 from tests.e2e.harness import ROOT
-from tests.programs import run_program
+from tests.programs import run_program, write_program
 
 Json = dict[str, Any]
 PAGE = ROOT / "docs/KUBERNETES.md"
@@ -85,9 +85,7 @@ def test_keys_and_certificates_are_made_as_written(tmp_path: Path) -> None:
             line for line in commands("kubectl --namespace tercet create secret") if "--from-file" in line
         )
     ]
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/tercet").write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m deploy "$@"\n')
-    (tmp_path / "bin/tercet").chmod(0o755)
+    write_program(tmp_path / "bin/tercet", f'cd {ROOT} && exec {sys.executable} -m deploy "$@"')
     path = f"{tmp_path}/bin:{KUBECTL.parent}:{os.environ['PATH']}"
     done = run_program(
         ["bash", "-ec", "\n".join(made)], cwd=tmp_path, env={"PATH": path, "HOME": str(tmp_path)}, timeout=60
