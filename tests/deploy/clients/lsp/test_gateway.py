@@ -7,6 +7,7 @@ import gzip
 import re
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.gateway.pool.helpers import Answer, sends, serving_tcp
 OPTIONS = {"headers": {"Connection": "close"}, "verify": True, "trust_env": False}
 
 
-def problem(answer: Answer) -> tuple[Problem, float]:
+def problem(answer: Answer, kind: type[Problem] | type[Superseded] = Problem) -> tuple[Any, float]:
     """What a request to a server that answers so raises, and after how many seconds."""
 
     async def ask(url: str) -> None:
@@ -25,7 +26,7 @@ def problem(answer: Answer) -> tuple[Problem, float]:
 
     with serving_tcp(answer) as server:
         began = time.monotonic()
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(kind) as caught:
             asyncio.run(ask(f"http://{server.address}"))
         return caught.value, time.monotonic() - began
 
@@ -59,11 +60,7 @@ def test_an_answer_without_an_end_and_a_slow_one_are_given_up(monkeypatch: pytes
 
 def test_a_superseded_request_is_no_problem() -> None:
     body = b'{"code": "superseded", "detail": "A newer request came."}'
-    answer = sends(b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    with serving_tcp(answer) as server:
-        url = f"http://{server.address}"
-        with pytest.raises(Superseded):
-            asyncio.run(Gateway({**OPTIONS, "base_url": url}, url).report_acceptance("a", 0, 1))
+    problem(sends(b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n" % len(body) + body), Superseded)
 
 
 @pytest.mark.parametrize(
