@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from gateway.generation.selection import REJECTION_DETAILS
-from shared.text import NOT_TEXT
 from tests.e2e.harness import Tercet, until
 
 pytestmark = pytest.mark.quick
@@ -82,30 +81,6 @@ def test_odd_texts_fail_no_branch(tercet: Tercet) -> None:
         response = tercet.client.post("/autocomplete", json=body)
         assert response.status_code == 200, (fields, response.text)
         assert {error["code"] for error in response.json()["errors"]} <= REJECTION_DETAILS.keys(), fields
-
-
-@pytest.mark.parametrize(
-    "context",
-    [
-        "The door opened slowly. ‘You are late,’ he said. ‘",
-        "He turned to her. “You can’t mean that,” he said. “",
-        "It was late — too late — and the old man—",
-        "Elle posa le verre. « Tu es en retard », dit-il. « É",
-        "See you at the party tonight 🎉🎉 ",
-        "老人看着大海，",
-        "I fixed the \ufffd\ufffd file and",  # as an editor shows what is not UTF-8
-    ],
-)
-def test_every_sentence_is_text(tercet: Tercet, context: str) -> None:
-    """Ideas, greedy ones, predictions and fills."""
-    requests: list[dict[str, Any]] = [{"seed": seed} for seed in range(0, 400, 100)]
-    requests += [{"temperature": 0}, {"strategy": "predict"}, {"strategy": "predict", "length": 8, "n": 8}]
-    requests += [{"suffix": " and said nothing.", "seed": 7}, {"suffix": " of the house.", "strategy": "predict"}]
-    for fields in requests:
-        answer = tercet.ask(context, **fields)
-        assert answer["sentences"], fields
-        assert not NOT_TEXT.search("".join(sentence["value"] for sentence in answer["sentences"])), (fields, answer)
-        assert {error["code"] for error in answer["errors"]} <= REJECTION_DETAILS.keys(), (fields, answer)
 
 
 GERMAN = "Der alte Mann sah auf das Meer hinaus und dachte an die Zeit, als er noch jung war und"

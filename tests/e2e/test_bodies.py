@@ -22,7 +22,6 @@ H2C = (
     b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
 )
 WAYS = {"plain": b"", "h2c": H2C}
-CANARY = b"xyzzy-canary"
 PROMPT = "The old man looked at the sea and"
 BODIES: dict[str, dict[str, Any]] = {
     "/autocomplete": {"context": PROMPT, "length": 2, "seed": 1},
@@ -94,19 +93,6 @@ def test_every_route_takes_a_body_in_chunks(connection: HTTPConnection, way: str
     ):
         found, _ = ask(connection, head(path, CHUNKED, WAYS[way], method=method) + in_chunks(b"{}"), method)
         assert found == status, (method, path)
-
-
-@pytest.mark.parametrize("fields", [CHUNKED + b"Content-Length: 5\r\n", CHUNKED])
-def test_a_body_whose_end_is_in_doubt_is_a_400_and_nothing_after_it_is_a_request(
-    tercet: SharedServer, fields: bytes
-) -> None:
-    """tests/gateway/server/test_request_parser.py has all that is in doubt."""
-    rest = b"0\r\n" + CANARY + b"\r\n\r\n" + head("/health/live", method="GET")
-    answer = exchange_bytes(tercet.port, head("/autocomplete", fields), rest)
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert answer.count(b"HTTP/1.1 ") == 1
-    assert b'"code":"malformed_request"' in answer
-    assert CANARY.decode() not in tercet.log()
 
 
 def test_a_body_compressed_with_gzip_is_decompressed(connection: HTTPConnection) -> None:

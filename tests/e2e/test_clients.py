@@ -154,6 +154,7 @@ def test_requests_that_are_not_complete_count_until_they_are_answered_or_gone(te
     [
         (CANARY + b" / HTTP/1.1\r\n" + FIELDS + b"\r\n", 400, "malformed_request"),
         (CHUNKED + b"5\r\n" + CANARY, 400, "malformed_request"),
+        (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 5\r\n\r\n0\r\n\r\n") + LIVE, 400, "malformed_request"),
         (POST + b"Content-Length: 99999999\r\n\r\n" + CANARY, 413, "body_too_large"),
         (b"GET /" + b"x" * 4100 + CANARY + b" HTTP/1.1\r\n" + FIELDS + b"\r\n", 414, "url_too_long"),
         (LIVE + (b"X: " + b"x" * 1000 + b"\r\n") * 70 + CANARY, 431, "headers_too_large"),

@@ -27,7 +27,7 @@ LONG, SHORT = 256, 2  # tokens; each takes 10 ms
 
 @dataclass
 class Pair:
-    """Two gateways with the same settings."""
+    """Two gateways with the same settings, beside that of the workers' machine."""
 
     gateways: tuple[Gateway, Gateway]
 
@@ -41,7 +41,7 @@ def complete(client: httpx.Client, session: str, **fields: Any) -> httpx.Respons
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     base = tmp_path_factory.mktemp("w")
-    with running_workers(base, test_step_delay_ms="0=10,1=10", max_batch="32") as workers:
+    with running_workers(base, is_alone=False, test_step_delay_ms="0=10,1=10", max_batch="32") as workers:
         yield workers
 
 
@@ -56,6 +56,16 @@ def two_gateways(base: Path, workers: Workers, **settings: str) -> Iterator[Pair
 def pair(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with two_gateways(tmp_path_factory.mktemp("g"), workers) as pair:
         yield pair
+
+
+@pytest.mark.parametrize("strategy", ["sample", "predict"])
+def test_answers_are_those_of_the_gateway_on_the_workers_machine(workers: Workers, pair: Pair, strategy: str) -> None:
+    answers = [server.ask(length=12, seed=11, strategy=strategy) for server in (workers, *pair.gateways)]
+    local, *remote = [[(one["value"], one["score"]) for one in answer["sentences"]] for answer in answers]
+    assert len(local) == 3
+    assert remote == [local] * 2
+    for gateway in pair.gateways:
+        assert workers.key not in gateway.log() + str(gateway.wait_until_warm()) + str(gateway.ready())
 
 
 @needs_nginx

@@ -20,7 +20,7 @@ import pytest
 from shared.extras import install_command
 from tests.e2e.harness import ROOT, Gunicorn, free_port, metric, serving, until
 from tests.e2e.shared_servers import SharedServer
-from tests.e2e.test_cancelling import in_flight
+from tests.e2e.test_overload import in_flight
 from tests.lsp_client import LspClient, applied
 
 pytestmark = pytest.mark.quick

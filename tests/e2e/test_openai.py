@@ -72,42 +72,6 @@ def assert_scores_are_consistent(choice: CompletionChoice, num_tokens: int, num_
         assert top is None or top[name] == logprob
         if not name.startswith("bytes:"):
             assert choice.text[offset : offset + len(name)] == name
-    # Together, the parts of a character are that character; a text may end in the middle of one.
-    parts = [
-        bytes.fromhex(name[6:].replace("\\x", "")) if name.startswith("bytes:") else name.encode() for name, *_ in rows
-    ]
-    assert b"".join(parts).decode("utf-8", "replace").startswith(choice.text)
-
-
-@pytest.mark.parametrize("prompt", ["“Où es-tu ?” dit-", "Größe 🦉 Привет, καλημέρα", "a<|endoftext|>é\n“"])
-@pytest.mark.parametrize("num_tops", [0, 20])
-def test_no_entry_of_the_likeliest_tokens_is_lost(client: OpenAI, prompt: str, num_tops: int) -> None:
-    ids = ids_of(prompt)
-    for sent, max_tokens in ((prompt, 1), (ids, 1), (prompt, 0)):
-        [choice] = complete(client, sent, echo=True, logprobs=num_tops, max_tokens=max_tokens).choices
-        assert_scores_are_consistent(choice, len(ids) + max_tokens, num_tops)
-    # What is generated: parts of characters only.
-    bias = {
-        str(id_): 100
-        for id_ in range(1, 8192)
-        if len(tokenizer.decode([id_])) == 1 and "\ufffd" in tokenizer.decode([id_])
-    }
-    fields: dict[str, Any] = {
-        "logprobs": num_tops,
-        "max_tokens": 8,
-        "seed": 5,
-        "logit_bias": dict(list(bias.items())[:1000]),
-    }
-    whole = complete(client, prompt, **fields).choices[0].logprobs
-    assert whole is not None
-    parts = [
-        chunk.choices[0].logprobs
-        for chunk in client.completions.create(model="embedded", prompt=prompt, stream=True, **fields)
-    ]
-    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [item for part in parts if part is not None for item in getattr(part, field)] == getattr(whole, field)
-    assert whole.tokens is not None
-    assert all(name.startswith("bytes:") for name in whole.tokens)
 
 
 @pytest.mark.parametrize("prompt", [[[5] * N_CTX, [7] * N_CTX], " the" * N_CTX])

@@ -1,8 +1,9 @@
-"""A pool that is full, and the answers of the requests that it has no room for."""
+"""A pool that is full, the answers of the requests that it has no room for, and room that a client leaves."""
 
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.chaos.http_client import completion_request
 from tests.chaos.measure import Jitter
 from tests.e2e.harness import PATIENCE_S, Tercet, metric, until
 from tests.e2e.shared_servers import SharedServer
@@ -21,8 +23,16 @@ from tests.e2e.shared_servers import SharedServer
 pytestmark = pytest.mark.quick
 IN_FLIGHT = 'tercet_slot_in_flight_branches{slot="0"}'
 REFUSED = 'tercet_refused_requests_total{reason="overloaded"}'
-BODY = json.dumps({"context": "The old man looked at the sea and", "length": 20}).encode()
-REQUEST = b"POST /autocomplete HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+REQUEST = completion_request(length=20)
+
+
+def in_flight(tercet: Tercet) -> int:
+    """Sequences in the worker's engine, from the worker's metrics."""
+    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-0.sock"))
+    with httpx.Client(transport=transport, base_url="http://slot") as worker:
+        found = re.search(r'in_flight_branches\{slot="0"\} (\d+)', worker.get("/metrics").text)
+    assert found is not None
+    return int(found[1])
 
 
 @contextmanager
@@ -67,6 +77,14 @@ def test_refusals_come_at_once_on_a_connection_that_stays_open(slow: SharedServe
         sock.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
     assert metric(slow, REFUSED) == before + 31
+
+
+def test_a_client_that_hangs_up_frees_its_sequences(slow: SharedServer) -> None:
+    with socket.create_connection(("127.0.0.1", slow.port)) as client:
+        client.sendall(completion_request(length=256))
+        until(lambda: in_flight(slow) == 3, PATIENCE_S, "the request in the engine")
+    until(lambda: in_flight(slow) == 0, 5, "its sequences freed")
+    assert slow.ask(length=2)["sentences"]
 
 
 @pytest.mark.integration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from shared.masters.run_directory import MARKER_FILE, prepare_run_directory
+from shared.plan import PLAN_FILE
+from tests.chaos.rows.files import accepts_connections
 from tests.e2e.harness import GUNICORN, PATIENCE_S, TERCET, Gunicorn, Tercet, free_port, running, serving, until
 from tests.e2e.lifecycle import loaded
 from tests.settings import make_settings
@@ -82,6 +85,19 @@ def test_a_pool_without_supervisor_keeps_its_sockets_and_serves_a_gateway_that_s
             gateway.wait_until_warm()
             assert len(gateway.ask()["sentences"]) == 3
     assert gateway.events("socket_restored") == []  # the log is that of both
+
+
+def test_a_pool_without_supervisor_heals_and_keeps_its_lock(short_tmp_path: Path) -> None:
+    with serving(Gunicorn(short_tmp_path, "workers")) as pool:
+        shutil.rmtree(pool.run_dir)
+        path = pool.run_dir / "slot-0.sock"
+        until(lambda: accepts_connections(path), 60, "the worker accepts again")
+        assert (pool.run_dir.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+        [worker] = psutil.Process(pool.process.pid).children()
+        worker.kill()
+        until(lambda: not worker.is_running() and accepts_connections(path), 60, "its successor accepts")
+        assert (pool.run_dir / PLAN_FILE).is_file()
+        assert_refused(pool.run(program=GUNICORN), "is in use by process")
 
 
 def test_a_gateway_without_workers_says_so_until_they_start(short_tmp_path: Path) -> None:

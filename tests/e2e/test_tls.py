@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import _ssl
-import ctypes
 import signal
 import socket
 import ssl
@@ -53,26 +51,6 @@ def test_unfinished_handshakes_and_plain_text_are_closed(tercet: Tercet, certifi
         assert sock.recv(1) == b""
         sock.close()
     plain.close()
-
-
-def test_a_client_that_only_asks_for_new_keys_is_closed(tercet: Tercet, certificate: Certificate) -> None:
-    """OpenSSL answers such requests within one read, so a client that went on asking stopped the gateway for all."""
-    library = ctypes.CDLL(_ssl.__file__)  # Python's own module has no such call
-    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
-        getattr(library, name).restype = ctypes.c_void_p
-    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
-    client = ctypes.c_void_p(library.SSL_new(context))
-    with socket.create_connection(("127.0.0.1", tercet.port)) as sock:
-        library.SSL_set_fd(client, sock.fileno())
-        assert library.SSL_connect(client) == 1
-        num_asked = 0
-        while num_asked < 30_000 and library.SSL_key_update(client, 0) == 1 == library.SSL_do_handshake(client):
-            num_asked += 1
-        library.SSL_free(client)
-    library.SSL_CTX_free(context)
-    assert num_asked < 30_000
-    with httpx.Client(base_url=tercet.url, verify=certificate.client(), trust_env=False) as other:
-        assert other.post("/autocomplete", json=CONTEXT).status_code == 200
 
 
 @pytest.mark.integration

@@ -1,4 +1,4 @@
-"""This version and a later one: in one pool, and one after the other on the same jobs.
+"""This version and a later one in one pool; tests/gateway/jobs/test_versions.py has their jobs.
 
 The later version is a copy of this code with a higher version and another protocol: no release exists yet.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shared.protocol import PROTOCOL
 from shared.version import tercet_version
-from tests.e2e.harness import ROOT, Gunicorn, Tercet, serving, until
+from tests.e2e.harness import ROOT, Gunicorn, serving
 
 CODE = ("deploy", "gateway", "shared", "workers")
 LATER = "99.0.0"
-NUM_JOBS = 4
 
 
 @pytest.fixture(scope="module")
@@ -57,29 +55,3 @@ def test_a_pool_of_the_next_version_works_with_the_other(role: str, later: Path,
         assert versions == {"gateway": tercet_version(), "workers": tercet_version()} | {role: LATER}
         assert len(gateway.ask()["sentences"]) == 3
         assert gateway.ask(strategy="predict", familiar_only=True)["sentences"]
-
-
-def test_a_rollback_loses_no_job(later: Path, short_tmp_path: Path) -> None:
-    """This version, the later one, this one again, on one job file; each is stopped while jobs are open."""
-    jobs: list[str] = []
-    for root in (ROOT, later, ROOT):
-        tercet = Tercet(short_tmp_path)
-        tercet.root = root
-        tercet.log_path.unlink(missing_ok=True)
-        with serving(tercet):
-            until(lambda: _are_done(tercet, jobs), 60, "the jobs of the version before succeed")  # noqa: B023
-            jobs += [_add_job(tercet) for _ in range(NUM_JOBS)]
-            if len(jobs) == 3 * NUM_JOBS:
-                until(lambda: _are_done(tercet, jobs), 60, "all jobs succeed")  # noqa: B023
-
-
-def _add_job(tercet: Tercet) -> str:
-    response = tercet.client.post("/jobs", json={"prompt": "The old man looked at the sea and", "length": 60})
-    assert response.status_code == 202, response.text
-    return str(response.json()["id"])
-
-
-def _are_done(tercet: Tercet, jobs: list[str]) -> bool:
-    answers: list[dict[str, Any]] = [tercet.client.get(f"/jobs/{job}").json() for job in jobs]
-    assert all(answer["state"] in {"queued", "running", "succeeded"} for answer in answers), answers
-    return all(answer["state"] == "succeeded" for answer in answers)
