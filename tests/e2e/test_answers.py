@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +10,8 @@ import psutil
 import pytest
 
 from gateway.generation.selection import REJECTION_DETAILS
-from tests.e2e.harness import Tercet, until
+from gateway.generation.trimming import is_alike, rejection_reason
+from tests.e2e.harness import ROOT, Tercet, until
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
@@ -31,6 +33,25 @@ def test_a_request_becomes_three_overlapping_branches_with_three_seeds(tercet: T
     assert sorted(branch["seed"] for branch in branches) == [4100, 4101, 4102]
     assert max(branch["started_at"] for branch in branches) < min(branch["ended_at"] for branch in branches)
     assert all(branch["role"] == "workers" for branch in branches)
+
+
+@pytest.mark.integration
+def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
+    """Where words of a page end. A small sample of what `make bench BENCH=writer` measures."""
+    page = (ROOT / "workers/checkpoints/page.txt").read_text()
+    ends = [found.start() for found in re.finditer(r"\s", page)]
+    contexts = [page[max(0, end - 600) : end] for end in ends[len(ends) // 60 :: len(ends) // 60]]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda item: tercet.ask(item[1], temperature=0.8, seed=item[0]), enumerate(contexts)))
+    num_whole = 0
+    for context, answer in zip(contexts, answers, strict=True):
+        values = [sentence["value"] for sentence in answer["sentences"]]
+        num_whole += len(values) == 3
+        for value in values:
+            assert re.search(r"\w[^\w\s]*$", value), value
+            assert rejection_reason(value, context) is None
+        assert not any(is_alike(a, b, 80) for a in values for b in values if a is not b)
+    assert num_whole >= len(contexts) - 1 >= 58
 
 
 def test_predictions_depend_on_the_text_alone(tercet: Tercet) -> None:

@@ -66,20 +66,6 @@ def gauge(tercet: Tercet, name: str) -> float:
     return metric(tercet, f"tercet_gateway_{name} ")
 
 
-def test_an_address_that_sends_too_many_bytes_is_refused_and_no_other(tercet: Tercet) -> None:
-    """None of the bodies has arrived."""
-    with ExitStack() as stack:
-        socks = [connect(tercet, stack, address="127.0.0.2") for _ in range(40)]
-        for sock in socks:
-            sock.sendall(POST + b"Content-Length: 1048576\r\n\r\n")
-        assert len(tercet.ask()["sentences"]) == 3
-        answers = [read_to_end(sock) for sock in socks]
-    refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in answer]
-    late = [answer for answer in answers if answer.startswith(b"HTTP/1.1 408 ")]
-    assert len(refused) + len(late) == 40
-    assert 4 <= len(late) < 40
-
-
 def test_clients_that_drip_a_request_hold_no_thread_and_get_a_408(tercet: Tercet) -> None:
     """A head, a body, a chunk, an extension and a trailer."""
     starts = (LIVE, POST + b"Content-Length: 100\r\n\r\n", CHUNKED + b"64\r\n", CHUNKED + b"5;", CHUNKED + b"0\r\nX:")

@@ -10,23 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.harness import START_S, Gunicorn, Tercet, serving, until
+from tests.e2e.harness import START_S, Tercet, until
 from workers.checkpoints.resolve import EMBEDDED
-
-
-def test_a_worker_that_dies_while_loading_is_replaced_with_growing_pauses(short_tmp_path: Path) -> None:
-    """Without the pauses a broken driver would fork processes without end. Each ends with exit code 70."""
-    with serving(Gunicorn(short_tmp_path, "workers", models="embedded*2", test_load_faults="1=device")) as instance:
-        delays = until(lambda: len(instance.events("load_delayed")) == 2 and instance.events("load_delayed"), 60, "two")
-        assert [(line["slot"], line["failures"], line["pause_s"]) for line in delays] == [(1, 1, 1.0), (1, 2, 2.0)]
-        ends = instance.events("worker_ended")
-        assert [line["exit_code"] for line in ends] == [70, 70]
-        starts = [line["pid"] for line in instance.events("worker_started") if line["slot"] == 1]
-        assert len(set(starts)) == 3
-        failures = [line for line in instance.events("engine_failed") if line["kind"] == "device_error"]
-        assert len(failures) == 2  # one for each process: none was tried again in it
-        loaded = [line["slot"] for line in instance.events("model_loaded")]
-        assert loaded.count(0) == 1  # the other slot serves on
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("device", "The device failed while the model"), ("", "mine")])

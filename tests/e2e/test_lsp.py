@@ -213,17 +213,6 @@ def test_a_missing_and_a_wrong_key_are_reported_and_a_right_one_is_used(keyed: S
 
 
 @pytest.mark.integration
-def test_a_server_of_https_is_reported_and_used(secure: SharedServer) -> None:
-    """`tests/deploy/test_gateway_client.py` has other problems of TLS."""
-    plain = secure.url.replace("https", "http")
-    for settings in ({"url": plain}, {}):
-        with LspClient(NEOVIM, environ=secure.environ, settings=settings) as client:
-            client.open(OPENING)
-            assert bool(client.inline(0, len(OPENING), is_asked=True)) is (not settings)
-            assert ["serves HTTPS: name it with https://" in text for _, text in client.shown] == [True] * len(settings)
-
-
-@pytest.mark.integration
 def test_a_model_that_loads_is_reported(short_tmp_path: Path) -> None:
     """A gateway without its workers, which have no socket yet."""
     with serving(Gunicorn(short_tmp_path, "gateway")) as gateway, LspClient(KATE, environ=gateway.environ) as client:

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol import GenerateRequest
 from tests.e2e.edge_numbers import NOT_JSON, Field, merged, numeric_fields, written
 from tests.e2e.harness import Tercet, metric, until
 
@@ -28,7 +25,6 @@ MODES: list[dict[str, Any]] = [
     *({}, {"stream": True}, {"echo": True}, {"clean": True}, {"parameters": {"details": True}}),
     *({"clean": False}, {"strategy": "predict"}, {"suffix": " and said nothing."}),
 ]
-SAMPLING = {"max_new_tokens": 3, "top_k": 0, "top_p": 0}
 Route = tuple[str, dict[str, Any], list[Field]]  # path, a body that is answered, numeric fields
 
 
@@ -104,19 +100,3 @@ def test_numbers_at_the_edges_of_their_types_go_together(tercet: Tercet) -> None
 
     with no_fault(tercet):
         try_all()
-
-
-def test_a_worker_takes_or_refuses_every_number_of_a_gateway(tercet: Tercet) -> None:
-    """As from a gateway of another version."""
-    (schema,), components = msgspec.json.schema_components([GenerateRequest])
-    healed = {"prompt": "The old man", "heal": True, "sampling": SAMPLING, "group": {"id": "a", "size": 1}}
-    scored = {"prompt_ids": [5, 6, 7], "echo": True, "logprobs": 2, "sampling": SAMPLING}
-    transport = httpx.HTTPTransport(uds=str(tercet.run_dir / "slot-0.sock"))
-    with no_fault(tercet), httpx.Client(transport=transport, base_url="http://worker", timeout=60) as worker:
-        for field in numeric_fields(schema, components):
-            body = scored if "prompt_ids" in field.names else healed
-            for number in field.values:
-                content = written(body, {field: number})
-                answer = worker.post("/generate", content=content)
-                assert answer.status_code in {200, 400, 422}, (content, answer.text)
-                assert '"failed"' not in answer.text, (content, answer.text)

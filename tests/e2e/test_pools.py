@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -98,23 +97,6 @@ def test_a_pool_without_supervisor_heals_and_keeps_its_lock(short_tmp_path: Path
         until(lambda: not worker.is_running() and accepts_connections(path), 60, "its successor accepts")
         assert (pool.run_dir / PLAN_FILE).is_file()
         assert_refused(pool.run(program=GUNICORN), "is in use by process")
-
-
-def test_a_gateway_without_workers_says_so_until_they_start(short_tmp_path: Path) -> None:
-    context = {"context": "The old man"}
-    with serving(Gunicorn(short_tmp_path, "gateway")) as gateway:
-        hasty = gateway.client.post("/autocomplete", json={**context, "max_time": 0.5})
-        patient = gateway.client.post("/autocomplete", json=context)
-        with serving(Gunicorn(short_tmp_path, "workers")):
-            gateway.wait_until_warm()
-            assert len(gateway.ask()["sentences"]) == 3
-    for response in (hasty, patient):
-        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-        assert "No worker of embedded is ready (1 down)" in response.json()["detail"]
-        assert "max_time" not in response.json()["detail"]
-        assert int(response.headers["retry-after"]) > 0
-    assert "until an operator acts" in patient.json()["detail"]
-    assert gateway.events("socket_restored") == []
 
 
 def test_a_stopped_worker_is_replaced_and_its_requests_answered(short_tmp_path: Path) -> None:
@@ -209,21 +191,3 @@ def test_complete_asks_the_server_that_it_is_given_and_says_how_without_one(terc
 
 def test_the_ready_message_names_the_page(tercet: Tercet) -> None:
     assert f"Write at {tercet.url}/ " in tercet.log()
-
-
-def test_a_pool_whose_workers_die_before_they_are_warm_is_not_waited_for(short_tmp_path: Path) -> None:
-    """Its slot always starts or loads, because the master replaces each worker."""
-    tercet = Tercet(short_tmp_path, test_load_faults="0=hang", timeout_s="600")
-    tercet.start()
-    try:
-        [slot] = until(lambda: (slots := tercet.slots()) and slots[0]["state"] == "loading" and slots, 60, "loading")
-        with ThreadPoolExecutor() as threads:
-            early = threads.submit(tercet.client.post, "/autocomplete", json={"context": "The old man"})
-            os.kill(slot["pid"], signal.SIGKILL)
-            until(lambda: (slots := tercet.slots()) and slots[0]["pid"] not in {0, slot["pid"]}, 60, "another worker")
-            late = tercet.client.post("/autocomplete", json={"context": "The old man"})  # the client waits for 60 s
-        for response in (early.result(), late):
-            assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-            assert "none is expected soon" in response.json()["detail"]
-    finally:
-        tercet.stop()

@@ -11,6 +11,7 @@ import httpx_sse
 import pytest
 
 from tests.e2e.harness import Tercet
+from workers.text.typography import PLAIN, Typography
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the sea and"
@@ -51,6 +52,22 @@ def without_times(sentences: list[dict[str, Any]], like: list[dict[str, Any]]) -
     return [
         {**sentence, **{name: other[name] for name in names}} for sentence, other in zip(sentences, like, strict=True)
     ]
+
+
+CURLY = "“I don’t know what you mean,” she said. “It’s only a dream—and he’s gone… You’d almost"
+
+
+def test_text_after_curly_marks_is_that_for_straight_ones_in_the_spelling_of_the_writer(tercet: Tercet) -> None:
+    """The served model does not know them. tests/workers/test_respelling.py has the other fields and raw prompts."""
+    plain = Typography(PLAIN).plain
+    events = stream(tercet.client, CURLY, seed=9, length=48)
+    sentences = events[-1][1]["sentences"]
+    expected, straight = (tercet.ask(each, seed=9, length=48)["sentences"] for each in (CURLY, plain(CURLY)))
+    assert [one["value"] for one in sentences] == [one["value"] for one in expected]
+    assert [plain(one["value"]) for one in expected] == [one["value"] for one in straight]
+    for sentence in sentences:
+        assert not {*"\"'"} & {*sentence["value"]}
+        assert texts(events)[sentence["seed"] - 9] == sentence["value"]
 
 
 def test_branches_arrive_interleaved_and_long_before_the_end(slow: Tercet) -> None:

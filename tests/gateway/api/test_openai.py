@@ -14,11 +14,9 @@ import pytest
 from falcon import testing
 from openai import OpenAI
 
-from gateway.api.operation import JSON
 from shared.api_keys import new_key
 from shared.protocol import Accepted, GenerateRequest, Token, Top
 from tests.gateway.api.conftest import Api, MakeApi
-from tests.gateway.api.test_openapi import declared_response, validator
 from tests.gateway.conftest import MakeGateway
 from tests.gateway.generation.stubs import Refusal, Step, completion, make_done
 
@@ -392,28 +390,3 @@ def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp
     assert (refused.value.type, refused.value.code) == ("authentication_error", "invalid_api_key")
     assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
     assert int(limited.value.response.headers["retry-after"]) >= 1
-
-
-def test_answers_chunks_and_errors_match_the_document(api: Api) -> None:
-    document = api.request("GET", "/openapi.json").json
-    operation = document["paths"]["/v1/completions"]["post"]
-
-    def check(response: testing.Result) -> None:
-        declared = declared_response(document, operation, response.status_code)
-        validate = validator(document, declared["content"][response.headers["content-type"]]["schema"]).validate
-        if response.headers["content-type"] == JSON:
-            validate(response.json)
-            return
-        for chunk in chunks_of(response):
-            validator(document, {"$ref": "#/components/schemas/Completion"}).validate(chunk)
-            validate({"data": json.dumps(chunk)})
-        validate({"data": "[DONE]"})
-
-    fields: dict[str, Any] = {"echo": True, "logprobs": 2, "suffix": "x", "stream_options": {"include_usage": True}}
-    check(post(api, **fields, stream=True))
-    check(post(api, **{**fields, "stream_options": None}))
-    check(post(api))
-    check(post(api, max_tokens=-3))
-    check(post(api, max_tokens=-1, ignore_eos=True))
-    check(post(api, model="gpt-4"))
-    check(post(api, prompt=[[1] * 2000]))

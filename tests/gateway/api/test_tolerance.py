@@ -276,26 +276,13 @@ def test_two_names_of_a_field(api: Api) -> None:
     [warning] = warnings_of(post(api, "/v1/completions", {"max_tokens": 5, "n_predict": 7}))
     assert warning == "n_predict was ignored: it is another name of max_tokens, which was sent too."
     assert last_call(api).sampling.max_new_tokens == 5
+    assert len(post(api, "/v1/completions", {"num_return_sequences": 3}).json["choices"]) == 3
     # A value that could not be one is an error, though it is not used.
     for fields in ({"max_tokens": 5, "n_predict": "7"}, {"n": 1, "n_cmpl": True}, {"n_cmpl": 99, "n": 1}):
         assert post(api, "/v1/completions", fields).status_code == 400
 
 
 # Three completions -------------------------------------------------------------------------------
-
-
-def test_three_completions_on_request_in_every_dialect(api: Api, sagemaker: Api) -> None:
-    assert len(post(api, "/v1/completions", {"n": 3}).json["choices"]) == 3
-    assert len(post(api, "/v1/completions", {"num_return_sequences": 3}).json["choices"]) == 3
-    assert len(api.complete(n_samples=3, clean=False).json["sentences"]) == 3
-    for path in ("/", "/generate"):
-        for name in ("num_return_sequences", "n"):
-            for sampled in ({}, {"do_sample": True}):
-                assert len({one["generated_text"] for one in post(api, path, {name: 3, **sampled}).json}) == 3
-    details = post(api, "/generate", {"best_of": 3, "details": True}).json["details"]
-    assert len(details["best_of_sequences"]) == 2
-    body = {"inputs": "The", "parameters": {"num_return_sequences": 3, "max_length": 50, "do_sample": True}}
-    assert len(sagemaker.post("/invocations", body).json) == 3
 
 
 def test_greedy_completions_of_a_text_start_with_different_tokens(api: Api) -> None:
@@ -312,8 +299,9 @@ def test_the_answer_to_a_list_is_the_list_of_answers(api: Api, sagemaker: Api) -
     for served, path in ((api, "/"), (sagemaker, "/invocations")):
         lists = served.post(path, {"inputs": inputs, "parameters": parameters}).json
         assert [[one["generated_text"][:6] for one in found] for found in lists] == [[text] for text in inputs]
-    both = {"inputs": inputs, "parameters": {**parameters, "num_return_sequences": 3}}
-    assert [len(found) for found in api.post("/", both).json] == [3] * 5
+    for name in ("num_return_sequences", "n"):
+        both = {"inputs": inputs, "parameters": {**parameters, name: 3}}
+        assert [len(found) for found in api.post("/", both).json] == [3] * 5
     assert api.post("/generate", {"inputs": ["a"] * 129}).status_code == 422
     assert api.post("/generate", {"inputs": ["a"] * 33, "parameters": {"best_of": 8}}).status_code == 422
     assert api.post("/generate", {"inputs": []}).status_code == 400

@@ -15,9 +15,8 @@ from gateway.generation import request as request_module
 from gateway.generation.fanout import FULL_QUEUE_PAUSE_S, MAX_BRANCHES_AT_ONCE
 from gateway.generation.request import BranchEvent, BranchFailure, BranchResult, RequestContext, TokenDelta
 from gateway.pool.client import SlotClient
-from gateway.pool.retries import MAX_ATTEMPTS
 from shared.errors import DeadlineExceeded, Overloaded
-from shared.protocol import PROTOCOL, Accepted, Failed, GenerateRequest, Group, Sampling, State
+from shared.protocol import PROTOCOL, Accepted, GenerateRequest, Group, Sampling, State
 from shared.time_margins import MARGINS
 from tests.gateway.exposition import total
 from tests.gateway.generation.stubs import (
@@ -228,28 +227,6 @@ def test_what_follows_the_last_line_changes_nothing(make_pool: MakePool) -> None
     pool = make_pool(lambda request: [*completion(request, " a"), Raw(b"x\n")], by_seed)
     [result] = start(pool, RequestContext(make_spec(num_completions=1)))
     assert isinstance(result, BranchResult)
-    pool.wait_until_idle()
-
-
-@pytest.mark.parametrize(("num_slots", "num_calls"), [(1, 1), (4, 2)])
-def test_a_request_too_large_for_the_memory_reaches_two_workers_at_most_and_each_once(
-    make_pool: MakePool, num_slots: int, num_calls: int
-) -> None:
-    """A worker ends after its second failure of this kind in a row."""
-    pool = make_pool(*[lambda _: [Accepted(), Failed(code="out_of_memory", detail="d")]] * num_slots)
-    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert failure == BranchFailure(0, "out_of_memory", "d")
-    calls = [len(worker.calls) for worker in pool.workers]
-    assert (sum(calls), max(calls)) == (num_calls, 1)
-    pool.wait_until_idle()
-
-
-def test_a_branch_fails_after_its_last_attempt_with_that_attempts_reason(make_pool: MakePool) -> None:
-    responses = iter([[Break()], [Refusal(500, "internal_error")], [Accepted(), Failed(code="hang", detail="d")]])
-    pool = make_pool(lambda _: next(responses))
-    [failure] = start(pool, RequestContext(make_spec(num_completions=1)))
-    assert failure == BranchFailure(0, "hang", "d")
-    assert len(pool.workers[0].calls) == MAX_ATTEMPTS == 3
     pool.wait_until_idle()
 
 

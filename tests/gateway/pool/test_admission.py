@@ -69,17 +69,6 @@ def test_a_request_reserves_its_branches_together() -> None:
     assert admission.in_flight() == [2]
 
 
-def test_a_full_queue_refuses_with_retry_after(wait: Wait) -> None:
-    admission = full(queue=3)
-    waiting = wait(admission, claim(), 3)
-    with pytest.raises(Overloaded) as caught:
-        admission.reserve(claim(), 1)
-    assert 1 <= int(caught.value.headers["Retry-After"]) <= 3
-    for _ in range(3):
-        admission.release(0, burst())
-    assert waiting.future.result() == [0, 0, 0]
-
-
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_reservation_that_ends_makes_way_for_smaller_ones(wait: Wait, is_cancelled: bool) -> None:
     admission = make([("small", 1)])

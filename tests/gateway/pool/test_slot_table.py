@@ -49,28 +49,6 @@ def test_a_model_stays_ready_for_a_moment_while_its_slots_change_their_workers(
     assert table.ready_models == {"small"}
 
 
-def test_slots_with_different_weights_are_in_different_groups() -> None:
-    table = make()
-    table.update(0, State(state="warm", revision="a"))
-    table.update(1, State(state="warm", revision="a"))
-    assert [[entry.index for entry in entries] for entries in table.groups("small")] == [[0, 1]]
-    table.update(1, State(state="warm", revision="b"))
-    assert [[entry.index for entry in entries] for entries in table.groups("small")] == [[0], [1]]
-    assert [[entry.index for entry in entries] for entries in table.groups("small", "b")] == [[1]]
-    assert table.groups("small", "c") == []
-
-
-def test_a_model_has_failed_when_all_its_slots_have() -> None:
-    table = make()
-    table.update(0, State(state="failed", reason="no such file"))
-    assert table.load_failure("small") is None
-    table.update(1, State(state="failed"))
-    assert table.load_failure("small") == "no such file"
-    assert table.load_failure("medium") is None
-    table.update(2, State(state="failed"))
-    assert "log" in (table.load_failure("medium") or "")
-
-
 @pytest.mark.parametrize(
     ("state", "is_expected"),
     [("starting", True), ("loading", True), ("warm", True), ("failed", False), ("draining", False), ("down", False)],
@@ -94,17 +72,6 @@ def test_a_slot_that_went_down_is_expected_back_for_a_while() -> None:
     time.sleep(0.06)
     table.update(0, State(state="down"))  # not counted from here: it has been draining all the time
     assert not table.is_expected("small")
-
-
-def test_weights_are_expected_from_slots_that_have_them_or_will_start() -> None:
-    table = make(max_down_s=0.0)
-    table.update(0, State(state="warm", revision="a"))
-    table.update(1, State(state="warm", revision="b"))
-    assert table.is_expected("small", "a")
-    table.update(0, State(state="loading"))
-    assert table.is_expected("small", "a")
-    table.update(0, State(state="warm", revision="b"))
-    assert not table.is_expected("small", "a")
 
 
 def test_a_slot_whose_workers_die_before_they_are_warm_is_not_expected() -> None:

@@ -128,19 +128,6 @@ def serve_all(queue: FairQueue[Request]) -> list[Request]:
     return served
 
 
-def test_shares_are_equal_in_branches_whatever_the_size_of_requests() -> None:
-    queue = FairQueue[Request]()
-    for _ in range(80):
-        queue.append(request("small"))
-    for _ in range(10):
-        queue.append(request("large", 8))
-    served: Counter[str] = Counter()
-    for each in serve_all(queue):
-        served[each.owner] += each.cost
-        if served["small"] < 80 and served["large"] < 80:
-            assert abs(served["small"] - served["large"]) <= 8
-
-
 def test_the_latest_of_requests_that_become_useless_is_first_and_holds_up_no_other() -> None:
     queue = FairQueue[Request]()
     latest_first = [request("a", is_latest_first=True) for _ in range(3)]
