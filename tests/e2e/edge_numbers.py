@@ -47,24 +47,19 @@ class Field:
     within: Wrap
 
     @property
-    def values(self) -> list[str]:
-        """The edges, and the neighbours of the field's bounds."""
+    def valid_values(self) -> list[str]:
+        """The edges, and the neighbours of the field's bounds, that are within these bounds."""
         bounds = [value for name, value in self.schema.items() if name.endswith(("imum", "Minimum", "Maximum"))]
         if self.schema["type"] == "integer":
             near = [str(bound + step) for bound in bounds for step in (-1, 0, 1)]
         else:
             near = [repr(math.nextafter(bound, to)) for bound in bounds for to in (-math.inf, bound, math.inf)]
-        return list(dict.fromkeys((*EDGES, *NOT_JSON, *near)))
-
-    @property
-    def valid_values(self) -> list[str]:
-        """Those within the field's bounds."""
         low: Any = self.schema.get("minimum", self.schema.get("exclusiveMinimum", -math.inf))
         high: Any = self.schema.get("maximum", math.inf)
         is_whole = self.schema["type"] == "integer"
         return [
             text
-            for text in self.values
+            for text in dict.fromkeys((*EDGES, *near))
             if math.isfinite(number := float(text)) and low <= number <= high and not (is_whole and number % 1)
         ]
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 import socket
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.e2e.harness import START_S, TERCET, Tercet, serving, until
+from tests.e2e.harness import START_S, TERCET, Tercet, until
 from tests.tls import Certificate
 
 
@@ -92,13 +91,6 @@ class Workers(Tercet):
 
         until(is_warm, timeout_s, f"every slot warm; {self.log()[-3000:]}")
         return []
-
-
-def running_workers(
-    base: Path, num_slots: int = 2, *, is_alone: bool = True, **settings: str
-) -> AbstractContextManager[Workers]:
-    """A warm pool, stopped at the end."""
-    return serving(Workers(base, num_slots, is_alone=is_alone, **settings))
 
 
 class Gateway(Tercet):

@@ -6,14 +6,13 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
 import pytest
 
 from tests.e2e.harness import exchange_bytes
 from tests.e2e.shared_servers import SharedServer
-from tests.tls import Certificate
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 # Java's HttpClient asks for HTTP/2 so; a server without it answers in HTTP/1.1 (RFC 9113, § 3.1 drops the mechanism).
@@ -43,18 +42,10 @@ def tercet(server_with: Callable[..., SharedServer]) -> SharedServer:
     return server_with(**SETTINGS)
 
 
-@pytest.fixture(params=["http", "https"])
-def connection(
-    request: pytest.FixtureRequest, server_with: Callable[..., SharedServer], certificate: Certificate
-) -> Iterator[HTTPConnection]:
+@pytest.fixture
+def connection(tercet: SharedServer) -> Iterator[HTTPConnection]:
     """A connection, which sends what it is given and reads responses."""
-    if request.param == "http":
-        server = server_with(**SETTINGS)
-        made = HTTPConnection("127.0.0.1", server.port, timeout=30)
-    else:
-        server = server_with(certificate)
-        made = HTTPSConnection("127.0.0.1", server.port, timeout=30, context=certificate.client())
-    with closing(made):
+    with closing(HTTPConnection("127.0.0.1", tercet.port, timeout=30)) as made:
         made.connect()
         yield made
 

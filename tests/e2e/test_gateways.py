@@ -6,8 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,11 @@ import pytest
 from tests.chaos.http_client import completion_request
 from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import metric, serving, until
-from tests.e2e.remote_pool import Gateway, Workers, running_workers
+from tests.e2e.remote_pool import Gateway, Workers
 from tests.nginx import nginx
 
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="apt-get install nginx-light")
 LONG, SHORT = 256, 2  # tokens; each takes 10 ms
-
-
-@dataclass
-class Pair:
-    """Two gateways with the same settings, beside that of the workers' machine."""
-
-    gateways: tuple[Gateway, Gateway]
 
 
 def complete(client: httpx.Client, session: str, **fields: Any) -> httpx.Response:
@@ -41,40 +33,40 @@ def complete(client: httpx.Client, session: str, **fields: Any) -> httpx.Respons
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     base = tmp_path_factory.mktemp("w")
-    with running_workers(base, is_alone=False, test_step_delay_ms="0=10,1=10", max_batch="32") as workers:
+    with serving(Workers(base, is_alone=False, test_step_delay_ms="0=10,1=10", max_batch="32")) as workers:
         yield workers
 
 
-@contextmanager
-def two_gateways(base: Path, workers: Workers, **settings: str) -> Iterator[Pair]:
-    settings |= workers.gateway_settings
-    with serving(Gateway(base / "a", **settings)) as first, serving(Gateway(base / "b", **settings)) as second:
-        yield Pair((first, second))
-
-
 @pytest.fixture(scope="module")
-def pair(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with two_gateways(tmp_path_factory.mktemp("g"), workers) as pair:
-        yield pair
+def gateways(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Gateway]]:
+    """Two with the same settings, beside that of the workers' machine."""
+    base = tmp_path_factory.mktemp("g")
+    with ExitStack() as stack:
+        made = [Gateway(base / name, **workers.gateway_settings) for name in "ab"]
+        yield [stack.enter_context(serving(gateway)) for gateway in made]
 
 
 @pytest.mark.parametrize("strategy", ["sample", "predict"])
-def test_answers_are_those_of_the_gateway_on_the_workers_machine(workers: Workers, pair: Pair, strategy: str) -> None:
-    answers = [server.ask(length=12, seed=11, strategy=strategy) for server in (workers, *pair.gateways)]
+def test_answers_are_those_of_the_gateway_on_the_workers_machine(
+    workers: Workers, gateways: list[Gateway], strategy: str
+) -> None:
+    answers = [server.ask(length=12, seed=11, strategy=strategy) for server in (workers, *gateways)]
     local, *remote = [[(one["value"], one["score"]) for one in answer["sentences"]] for answer in answers]
     assert len(local) == 3
     assert remote == [local] * 2
-    for gateway in pair.gateways:
+    for gateway in gateways:
         assert workers.key not in gateway.log() + str(gateway.wait_until_warm()) + str(gateway.ready())
 
 
 @needs_nginx
-def test_a_session_is_at_one_gateway_which_knows_its_requests_and_answers(pair: Pair, short_tmp_path: Path) -> None:
+def test_a_session_is_at_one_gateway_which_knows_its_requests_and_answers(
+    gateways: list[Gateway], short_tmp_path: Path
+) -> None:
     def num_in_flight() -> float:
-        return sum(metric(gateway, "tercet_slot_in_flight_branches") for gateway in pair.gateways)
+        return sum(metric(gateway, "tercet_slot_in_flight_branches") for gateway in gateways)
 
     with (
-        nginx(short_tmp_path, [gateway.port for gateway in pair.gateways]) as port,
+        nginx(short_tmp_path, [gateway.port for gateway in gateways]) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client,
     ):
         for session in map(str, range(8)):  # all eight are at the same gateway once in 128 runs
@@ -90,7 +82,7 @@ def test_a_session_is_at_one_gateway_which_knows_its_requests_and_answers(pair: 
 
 @needs_nginx
 def test_a_killed_gateway_fails_no_request_behind_nginx_and_takes_its_part_again(
-    pair: Pair, short_tmp_path: Path
+    gateways: list[Gateway], short_tmp_path: Path
 ) -> None:
     """All its processes are killed at once."""
 
@@ -100,9 +92,9 @@ def test_a_killed_gateway_fails_no_request_behind_nginx_and_takes_its_part_again
     def num_answers() -> float:
         return metric(killed, 'tercet_requests_total{route="/autocomplete",status="200"}')
 
-    killed, _ = pair.gateways
+    killed, _ = gateways
     quick_return = {"fail_timeout=5s": "fail_timeout=1s"}
-    with nginx(short_tmp_path, [gateway.port for gateway in pair.gateways], quick_return) as port:
+    with nginx(short_tmp_path, [gateway.port for gateway in gateways], quick_return) as port:
         load = Load(port, 3, make_request=request)
         with load.running():
             load.wait_for(10)

@@ -22,6 +22,8 @@ from tests.chaos.http_client import Answer, completion_request, exchange, find_f
 from tests.e2e.harness import Tercet, until
 from tests.e2e.lifecycle import start_behind, wait_for_start
 
+NUM_REQUESTS, SPACING_S = 25, 0.1
+
 
 class SocketHolder(threading.Thread):
     """What a socket unit does: the server is started by a connection, and again by the next after it has ended."""
@@ -57,16 +59,16 @@ class SocketHolder(threading.Thread):
         return process.wait(timeout=40)
 
 
-def send_around_a_stop(tercet: Tercet, num_stops: int, spacing_s: float = 0.1, num_requests: int = 25) -> list[Answer]:
+def send_around_a_stop(tercet: Tercet, num_stops: int) -> list[Answer]:
     """Requests at equal intervals, each on a new connection, from when a stop begins until long after the exit."""
-    with ThreadPoolExecutor(num_requests) as threads:
+    with ThreadPoolExecutor(NUM_REQUESTS) as threads:
         sent = []
         until(lambda: len(tercet.events("idle_stop_began")) >= num_stops, 30, "the idle stop began")
-        for number in range(num_requests):
+        for number in range(NUM_REQUESTS):
             sent.append(
                 threads.submit(exchange, tercet.port, completion_request(f"Door {number} opened, and", length=4))
             )
-            time.sleep(spacing_s)
+            time.sleep(SPACING_S)
         return [future.result() for future in sent]
 
 

@@ -23,6 +23,7 @@ import safetensors.torch
 from tests.chaos.http_client import completion_request, exchange, find_fault
 from tests.chaos.load import Load, count_failures
 from tests.chaos.measure import Jitter
+from tests.chaos.rows.workers import pids
 from tests.e2e.harness import ROOT, START_S, Tercet, run_alone, running, until
 from tests.e2e.lifecycle import NUM_CLIENTS, REFUSALS, loaded, num_reloads, start_behind, wait_for_start
 
@@ -67,12 +68,8 @@ def processes(tercet: Tercet) -> list[psutil.Process]:
     return [process for role in tercet.processes().values() for process in role]
 
 
-def worker_pids(tercet: Tercet) -> list[int]:
-    return [int(slot["pid"]) for slot in tercet.wait_until_warm()]
-
-
-def are_gone(pids: list[int]) -> bool:
-    return not any(map(psutil.pid_exists, pids))
+def are_gone(processes: list[int]) -> bool:
+    return not any(map(psutil.pid_exists, processes))
 
 
 def values(answer: dict[str, Any]) -> tuple[str, ...]:
@@ -94,23 +91,12 @@ def reload_all_slots(tercet: Tercet, master: psutil.Process, outcome: str, num_s
     assert {event["outcome"] for event in tercet.events("reload_finished")[wanted - 1 :]} == {outcome}
 
 
-def test_reloading_either_pool_fails_no_request(tercet: Tercet) -> None:
-    with loaded(tercet) as load:
-        for role in ("workers", "gateway"):
-            master, *before = tercet.processes()[role]
-            master.send_signal(signal.SIGHUP)
-            _, alive = psutil.wait_procs(before, timeout=START_S)
-            assert alive == []
-            assert tercet.processes()[role][0] == master
-            load.wait_for(5)
-
-
 def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, directory: Path) -> None:
     """Reloads whose new workers cannot load, and reloads whose configuration is refused, of all slots."""
     weights = directory / "a" / "model.safetensors"
     good = weights.read_bytes()
     masters = {role: tercet.processes()[role][0] for role in ("workers", "gateway")}
-    before = worker_pids(tercet)
+    before = pids(tercet)
     with loaded(tercet):
         weights.write_bytes(b"garbage")
         reload_all_slots(tercet, masters["workers"], "failed")
@@ -122,7 +108,7 @@ def test_a_failed_reload_changes_nothing_and_the_next_works(tercet: Tercet, dire
         assert tercet.processes()["gateway"] == gateway
         restore()
         weights.write_bytes(good)
-    assert worker_pids(tercet) == before
+    assert pids(tercet) == before
     with loaded(tercet):  # the next reload works as ever
         reload_all_slots(tercet, masters["workers"], "succeeded")
         until(partial(are_gone, before), START_S, "the old workers stopped")
@@ -149,7 +135,7 @@ def test_a_rolling_change_of_model_fails_no_request_and_mixes_no_answer(tercet: 
     def answer() -> tuple[str, ...]:
         return values(tercet.ask(CONTEXT, **GREEDY))
 
-    before, old_pids = answer(), worker_pids(tercet)
+    before, old_pids = answer(), pids(tercet)
     load = Load(tercet.port, NUM_CLIENTS, make_request=lambda _: completion_request(CONTEXT, **GREEDY))
     point(directory / "mine", directory / "b")
     with load.running():
@@ -160,21 +146,21 @@ def test_a_rolling_change_of_model_fails_no_request_and_mixes_no_answer(tercet: 
     after = answer()
     assert before != after
     assert {values(each.document()) for each in load.answers} == {before, after}
-    assert not set(old_pids) & set(worker_pids(tercet))
+    assert not set(old_pids) & set(pids(tercet))
 
 
 def test_a_rolling_change_to_a_broken_model_stops_at_the_first_slot(tercet: Tercet, directory: Path) -> None:
     """One slot fails and goes back, the others are untouched."""
     link = directory / "mine"
     was = link.resolve()
-    before = worker_pids(tercet)
+    before = pids(tercet)
     point(link, make_checkpoint(directory / "broken", scale=float("nan")))
     with loaded(tercet):
         done = tercet.run("reload")
         assert done.returncode == 1, done.stdout
         assert "Slot 0 (mine on cpu) could not be reloaded" in " ".join(done.stderr.split()), done.stderr
         point(link, was)
-        after = worker_pids(tercet)
+        after = pids(tercet)
     assert after[1:] == before[1:]
     assert after[0] != before[0]
 

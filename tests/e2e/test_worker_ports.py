@@ -12,15 +12,15 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, until
-from tests.e2e.remote_pool import Workers, running_workers
+from tests.e2e.harness import PATIENCE_S, serving, until
+from tests.e2e.remote_pool import Workers
 
 PROMPT = {"prompt": "The old man looked at the sea and", "seed": 7}
 
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    with running_workers(tmp_path_factory.mktemp("t"), 1) as pool:
+    with serving(Workers(tmp_path_factory.mktemp("t"), 1)) as pool:
         yield pool
 
 

@@ -15,31 +15,17 @@ from tests.gateway.conftest import Gateway, MakeGateway
 PUBLIC_URL = "https://notes.example/tools/tercet"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "plain"),
-    [
-        ("POST", "/v1/completions/", "/v1/completions"),
-        ("POST", "/generate/", "/generate"),
-        ("POST", "/autocomplete/", "/autocomplete"),
-        ("POST", "//autocomplete", "/autocomplete"),
-        ("POST", "/v1//completions//", "/v1/completions"),
-        ("POST", "//", "/"),
-        ("GET", "/health/", "/health"),
-        ("GET", "/health/live/", "/health/live"),
-        ("HEAD", "/metrics/", "/metrics"),
-        ("GET", "/v1//models", "/v1/models"),
-        ("GET", "/v1/models/small/", "/v1/models/small"),
-        ("GET", "/slots/", "/slots"),
-        ("GET", "/openapi.json/", "/openapi.json"),
-        ("GET", "/static//tercet.js", "/static/tercet.js"),
-    ],
-)
-def test_slashes_too_many_change_no_answer(gateway: Gateway, method: str, path: str, plain: str) -> None:
+def test_slashes_too_many_change_no_answer(gateway: Gateway) -> None:
     """A redirect would lose the body of a POST."""
-    answer, expected = (gateway.client.simulate_request(method, each) for each in (path, plain))
-    assert answer.status_code == expected.status_code
-    assert answer.status_code not in {307, 308, 404}
-    assert answer.headers["content-type"] == expected.headers["content-type"]
+    for template in gateway.app.routes.keys() - {"/docs"}:  # a page
+        plain = template.replace("{name}", "tercet.js").replace("{job_id}", "a")
+        for path in (f"{plain}/", f"/{plain}", plain.replace("/", "//") + "//"):
+            for method in ("GET", "HEAD", "POST"):
+                answer, expected = (gateway.client.simulate_request(method, each) for each in (path, plain))
+                assert (answer.status_code, answer.headers["content-type"]) == (
+                    expected.status_code,
+                    expected.headers["content-type"],
+                ), (method, path)
 
 
 @pytest.mark.parametrize("path", ["/static/", "/v1/models/other/", "/static/tercet.js/x", "/health/live/x/"])

@@ -46,6 +46,7 @@ def test_a_url_is_read(text: str, expected: RedisUrl) -> None:
         ("redis+sentinels://a:1/m", "must be sqlite:<file>, redis://"),
         ("redis://a:1,b:2/0", "redis+sentinel://"),
         ("redis://a:70000", "has 'a:70000' where a host"),
+        *((f"redis://{wrong}", "must be redis://") for wrong in ("a:six", ":6379", "/0")),
         ("redis://a/mymaster", "must be redis://"),
     ],
 )

@@ -50,14 +50,7 @@ WRONG = {
     "TIMEOUT_S": ["nan", "-1", "inf", "1_0"],
     "DTYPE": ["int4"],
     "JOBS": [
-        *(
-            "sqlite:",
-            "postgres://db",
-            "redis:///0",
-            "redis://:6379",
-            "redis://localhost:six",
-            "redis://localhost/first",
-        ),
+        *("sqlite:", "postgres://db"),
         *("dynamodb://x", "dynamodb://jobs?profile=x", "dynamodb://", "dynamodb://" + "a" * 256, "dynamodb://job:s"),
     ],
     "QUEUE": ["4097", "1_000", "+5", "-1", "5.5", "0x10", "true"],

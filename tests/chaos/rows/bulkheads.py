@@ -20,6 +20,7 @@ from shared.api_keys import new_key
 from tests.chaos.http_client import Answer, completion_request, exchange, request_bytes
 from tests.chaos.load import Load, count_failures, milliseconds
 from tests.chaos.measure import Context, Findings
+from tests.chaos.rows.workers import pids
 from tests.e2e.harness import Tercet, until
 
 NUM_OTHERS = 2  # clients of the other key
@@ -126,7 +127,7 @@ class _Row:
     ) -> None:
         self._tercet, self._keys, self._findings = tercet, keys, findings
         self._num_calm, self._num_compared = num_calm, num_compared
-        self._pids = _pids(tercet)
+        self._pids = pids(tercet)
         self._calm: list[Answer] = []
         self._p99_ms: dict[str, float] = {}  # beside each burst and pair
         self._failed: Counter[str] = Counter()
@@ -197,7 +198,7 @@ class _Row:
             self._findings.require(all("retry-after" in a.headers for a in refused), f"{name}: no Retry-After")
         self._p99_ms[name] = milliseconds(load.answers, 0.99)
         self._num_answers += len(load.answers)
-        before, self._pids = self._pids, _pids(self._tercet)
+        before, self._pids = self._pids, pids(self._tercet)
         self._findings.require(before == self._pids, f"{name}: a worker was replaced")
 
     def _has_no_jobs(self) -> bool:
@@ -240,9 +241,3 @@ class _Row:
         }
         self._findings.none_of("failed", dict(self._failed))
         self._findings.at_most(f"p99 / calm ({worst})", self._p99_ms[worst] / calm_ms, 2.0, is_speed=True)
-
-
-def _pids(tercet: Tercet) -> list[float]:
-    """Of the workers, in slot order."""
-    found = tercet.client.get("/slots", headers=tercet.key_headers).json()
-    return [slot["pid"] for slot in found["slots"]]

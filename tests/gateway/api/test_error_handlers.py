@@ -86,16 +86,6 @@ def test_a_method_that_is_not_served_is_answered_with_those_that_are(gateway: Ga
         assert json.loads(body)["detail"] == f"/metrics takes GET, HEAD, OPTIONS, not {method}."
 
 
-def test_an_unknown_path_lists_what_is_served(gateway: Gateway) -> None:
-    response = gateway.client.simulate_get("/nothing")
-    assert response.status_code == 404
-    assert response.headers["Content-Type"] == "application/problem+json"
-    detail = response.json["detail"]
-    assert detail.startswith("/nothing is not served here")
-    for served in ("POST /autocomplete", "GET /health/ready", "GET /metrics"):
-        assert served in detail
-
-
 @pytest.mark.parametrize(
     ("error", "detail"),
     [

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +19,7 @@ EXIT_CODE = 9
 class Worker:
     """A forked process that goes through the phases up to `until` and then waits for a signal to be recorded."""
 
-    def __init__(self, until: LifePhase, *, before_begin: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, until: LifePhase, signal_before: int = 0) -> None:
         self._said, said = os.pipe()
         master_handler = {number: signal.signal(number, lambda *_: None) for number in (*ENDING[:3], *IGNORED)}
         try:
@@ -29,7 +28,7 @@ class Worker:
                 self.pid = os.fork()
                 if self.pid == 0:
                     try:
-                        before_begin()
+                        os.kill(os.getpid(), signal_before)  # 0 sends nothing
                         _live(life, until, said)
                     finally:
                         os._exit(1)
@@ -71,17 +70,13 @@ def _live(life: WorkerLife, until: LifePhase, said: int) -> None:
     os._exit(EXIT_CODE if life.must_drain else 2)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_between_the_fork_and_the_import_is_not_lost(number: int) -> None:
-    worker = Worker(LifePhase.IMPORTING, before_begin=lambda: os.kill(os.getpid(), number))
-    assert worker.end() == -number
-
-
-@pytest.mark.parametrize("number", ENDING)
-def test_an_import_is_ended_by_the_kernel(number: int) -> None:
-    worker = Worker(LifePhase.IMPORTING)
-    worker.wait_until_there()
-    os.kill(worker.pid, number)
+def test_an_import_is_ended_by_the_kernel_also_by_a_signal_between_it_and_the_fork(number: int, is_early: bool) -> None:
+    worker = Worker(LifePhase.IMPORTING, signal_before=number if is_early else 0)
+    if not is_early:
+        worker.wait_until_there()
+        os.kill(worker.pid, number)
     assert worker.end() == -number
 
 
