@@ -8,11 +8,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import httpx2
-import openai
 import pytest
 from falcon import testing
-from openai import OpenAI
 
 from shared.api_keys import new_key
 from shared.protocol import Accepted, GenerateRequest, Token, Top
@@ -374,19 +371,16 @@ def test_what_is_not_served_is_an_error_that_says_what_is(api: Api) -> None:
         assert (response.status_code, response.json["error"]["code"]) == (405, "method_not_allowed")
 
 
-def test_errors_of_keys_are_exceptions_of_the_sdk(make_gateway: MakeGateway, tmp_path: Path) -> None:
+def test_errors_of_keys_have_openais_types_and_codes(make_gateway: MakeGateway, tmp_path: Path) -> None:
     key = new_key(tmp_path / "keys", "first", rate=2)[0]
-    transport = httpx2.WSGITransport(app=make_gateway(keys=str(tmp_path / "keys")).app)
-    with OpenAI(
-        base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport)
-    ) as sdk:
-        with pytest.raises(openai.AuthenticationError) as refused:
-            sdk.with_options(api_key="wrong").models.list()
-        assert [model.id for model in sdk.models.list()] == ["small", "medium"]
-        with pytest.raises(openai.NotFoundError):
-            sdk.chat.completions.create(model="small", messages=[])
-        with pytest.raises(openai.RateLimitError) as limited:
-            sdk.completions.create(model="small", prompt="a")
-    assert (refused.value.type, refused.value.code) == ("authentication_error", "invalid_api_key")
-    assert (limited.value.type, limited.value.code) == ("rate_limit_error", "rate_limit_exceeded")
-    assert int(limited.value.response.headers["retry-after"]) >= 1
+    client = make_gateway(keys=str(tmp_path / "keys")).client
+    answers = [
+        client.simulate_get(path, headers={"Authorization": f"Bearer {sent}"})
+        for sent, path in (("wrong", "/v1/models"), (key, "/v1/models"), (key, "/v1/files"), (key, "/v1/models"))
+    ]
+    assert [answer.status_code for answer in answers] == [401, 200, 404, 429]
+    assert [model["id"] for model in answers[1].json["data"]] == ["small", "medium"]
+    refused, limited = answers[0].json["error"], answers[3].json["error"]
+    assert (refused["type"], refused["code"]) == ("authentication_error", "invalid_api_key")
+    assert (limited["type"], limited["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert int(answers[3].headers["retry-after"]) >= 1

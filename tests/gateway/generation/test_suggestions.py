@@ -136,18 +136,6 @@ def test_replacements_are_bounded(make_pool: MakePool) -> None:
     assert [failure.code for failure in result.failures] == ["duplicate"] * 2
 
 
-def test_failed_branches_are_not_replaced(make_pool: MakePool) -> None:
-    def respond(request: GenerateRequest) -> Iterator[Step]:
-        failed: list[Step] = [Accepted(), Failed(code="device_error", detail="d")]
-        yield from failed if request.seed == FIRST_SEED else completion(request, THREE[request.seed - FIRST_SEED])
-
-    pool = make_pool(respond)
-    context, outputs = outputs_of(pool)
-    result = final(outputs)
-    assert [(failure.branch, failure.code) for failure in result.failures] == [(0, "device_error")]
-    assert (len(result.suggestions), result.is_partial, context.num_top_ups) == (2, True, 0)
-
-
 def test_branches_unfinished_at_the_deadline_fail_and_their_calls_end(make_pool: MakePool) -> None:
     def respond(request: GenerateRequest) -> Iterator[Step]:
         steps: list[Step] = [Accepted(), Hang()]

@@ -40,20 +40,6 @@ def test_each_change_is_reported_once_and_a_failure_leaves_the_last_addresses() 
     assert [event["num_addresses_kept"] for event in failures] == [0, 2]
 
 
-def test_addresses_for_which_there_is_no_thread_are_reported_again() -> None:
-    reported: list[frozenset[str]] = []
-
-    def report(addresses: frozenset[str]) -> None:
-        reported.append(addresses)
-        if len(reported) == 1:
-            raise RuntimeError("can't start new thread")
-
-    with structlog.testing.capture_logs():
-        Discovery("workers.example", report, lambda _: frozenset({"10.0.0.1"}), interval_s=0.001)
-        assert until(lambda: len(reported) == 2)
-    assert reported == [{"10.0.0.1"}] * 2
-
-
 @pytest.mark.parametrize("address", ["10.0.0.7", "::1"])
 def test_an_address_is_not_looked_up(address: str) -> None:
     def resolver(_host: str) -> frozenset[str]:
