@@ -185,7 +185,7 @@ def test_a_branch_without_a_thread_refuses_its_request_and_leaves_no_room_taken(
 ) -> None:
     """A fake for the limit of threads; tests/e2e/test_engine_failures.py has a real one."""
     pool = make_pool(by_seed)
-    context = RequestContext(make_spec())
+    context = RequestContext(make_spec(is_streamed=True))  # its events do not wait for others
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(Overloaded, match="No thread"):
