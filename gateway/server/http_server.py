@@ -42,7 +42,8 @@ log = structlog.get_logger()
 POLL_S = 0.25
 # How long a stopping server keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
-# A connection is not closed to make room for a new one before it is this old: its client is about to send a request.
+# Where a descriptor lacked, and a new client was refused for it, no connection is closed before it is this old: its
+# client is about to send a request.
 FRESH_S = 0.25
 
 _Taken: TypeAlias = tuple[Connection, Request, Arrival]
@@ -280,12 +281,13 @@ class HttpServer:
     def _make_room(self, sock: socket.socket | None) -> None:
         if sock is not None:
             refuse_at_once(sock, self._overloaded("This server has no descriptor left."))
-        self._evict(time.monotonic())
+        self._evict(time.monotonic() - FRESH_S)
 
-    def _evict(self, now: float) -> bool:
-        """Close the connection that has been idle for longest, or else the one that is slowest to send a request."""
+    def _evict(self, until: float) -> bool:
+        """Close the connection that has been idle for longest, or else the one that is slowest to send a request, of
+        those that are so since `until`."""
         for phases in ((Phase.LINGERING,), (Phase.IDLE,), (Phase.HANDSHAKE, Phase.READING)):
-            idle = [c for c in self._connections.values() if c.phase in phases and now - c.since > FRESH_S]
+            idle = [c for c in self._connections.values() if c.phase in phases and c.since <= until]
             if idle:
                 self._num_evicted += 1
                 self._close(min(idle, key=lambda connection: connection.since))
