@@ -27,14 +27,14 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 def is_refused(client: httpx.Client) -> bool:
     try:
         return client.get("/state?once").status_code == 401
-    except httpx.RemoteProtocolError:  # a kept connection with the old key has been closed
+    except httpx.TransportError:  # the worker is busy with its model, or has closed a connection with the old key
         return False
 
 
 def test_keys_and_certificate_are_rotated_without_a_restart(workers: Workers) -> None:
     old, new = workers.key, "n" * 48
     with workers.tcp() as with_old, workers.tcp(key=new) as with_new:
-        assert with_new.get("/state?once").status_code == 401
+        until(partial(is_refused, with_new), PATIENCE_S, "new key refused")
         workers.write_keys(old, new)
         until(lambda: with_new.get("/state?once").status_code == 200, PATIENCE_S, "new key accepted")
         assert with_old.get("/state?once").status_code == 200
