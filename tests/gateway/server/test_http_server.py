@@ -230,9 +230,8 @@ def answers(clients: Iterable[HTTPConnection]) -> list[tuple[int, bytes]]:
 
 def test_one_thread_leads_while_others_answer(server: HttpServer, clients: list[HTTPConnection]) -> None:
     """As many requests are answered at a time as their class has threads; one more waits for the first that is free."""
-    until(lambda: server.num_answering == MAX_SMALL, 20, "a thread for each")
-    num_threads = server._num_threads
-    assert num_threads == MAX_SMALL + 1
+    num_threads = MAX_SMALL + 1
+    until(lambda: (server.num_answering, server._num_threads) == (MAX_SMALL, num_threads), 20, "a thread for each")
     server._app.may_answer.release(len(clients))  # type: ignore[attr-defined]
     assert answers(clients) == [(200, b"x")] * len(clients)
     until(lambda: server._num_following + 1 == num_threads, 20, "all following but the leader")
