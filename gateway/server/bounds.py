@@ -22,8 +22,8 @@ MAX_CONNECTIONS = 10_000
 CLIENT_SHARE = 0.6
 # Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
 # milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
-# answer no more requests a second. Those for jobs are all that a store which hangs
-# can hold.
+# answer no more requests a second. Those for jobs are all that a store
+# which hangs can hold.
 MAX_SMALL = 4
 # Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
 # them in time, and its load moves to the others.
@@ -32,9 +32,9 @@ MAX_CHECKING = 2
 # after completions: no client in use does it, and a flood of them would cost the others their turn.
 MAX_PIPELINING = 4
 # A completion that finds no free thread for this long is refused. There are threads for all completions that may run or
-# wait, so without one it would be refused anyway. Requests for jobs wait about as long as a store takes to
-# give up, others as long as a request may take; without a thread.
+# wait, so without one it would be refused anyway. Other requests wait as long as a request may take, without a thread.
 MAX_READY_WAIT_S = 0.2
+# Those for jobs wait as long as the most patient call of SQLite: where their threads are held longer, the store hangs.
 STORE_WAIT_S = 2.0
 # Share of the bytes that may be buffered which the requests of one class may have while they wait for a thread, 32 of
 # the largest by default: all classes together leave a quarter to requests that are not complete. Of completions more

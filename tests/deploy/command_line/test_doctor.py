@@ -85,7 +85,7 @@ def test_a_gpu_that_a_start_would_refuse_is_a_problem_unless_it_is_not_used(mach
 
 @pytest.mark.parametrize("has_mps", [False, True])
 def test_mps_is_a_fact(machine: Path, monkeypatch: pytest.MonkeyPatch, has_mps: bool) -> None:
-    """`tercet tune` measures what it brings."""
+    """`tercet tune` advises it where several workers of a GPU are best."""
     write_program(machine / "nvidia-smi", f"echo '{gpu_row('NVIDIA H100')}'")
     monkeypatch.setattr("deploy.tuning.gpus.installed_cuda", lambda: (True, "13.0"))
     if has_mps:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,15 @@ from deploy.cloud.aws import deploy_commands
 from tests.clients.sagemaker_front import sagemaker_front
 from tests.deploy.cloud.aws.cloud import INVOKE, REGION, Cloud
 from tests.deploy.cloud.aws.stacks import load_template, role_actions
-from tests.e2e.container import running_container
+from tests.deploy.packaging.dockerfile import image
+from tests.e2e.container import Container, running_container
+from tests.e2e.harness import TERCET, serving
 from tests.gateway.jobs.servers import AWS_ENVIRON
+from tests.workers.checkpoints.conftest import hub
+from tests.workers.checkpoints.hub_server import Hub
+from workers.checkpoints.resolve import EMBEDDED
+
+__all__ = ["hub"]
 
 PROMPT = "The old man looked at the sea and"
 EMPTY = "The request body is empty. Please provide a valid input."
@@ -110,6 +118,39 @@ def test_the_command_asks_a_real_container(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(PROMPT)]
     assert len(lines) == 3
     deploy_commands.sagemaker(destroy=True)
+
+
+class PlutoContainer(Container):
+    """The image as SageMaker starts it for the published Pluto program: its `envs`, the argument `serve`, and no more.
+
+    Only the port is another, and the caches and the run directory are the test's.
+    """
+
+    command = (*TERCET, "serve")
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base)
+        of_image, own = image("sagemaker"), self.environ
+        assert [*of_image.entrypoint, "serve"] == ["tercet", "serve"]
+        self.environ = {name: value for name, value in own.items() if not name.startswith("TERCET_")}
+        self.environ |= {**of_image.environ, "PATH": own["PATH"], "HF_HOME": str(base / "huggingface")}
+        self.environ |= {name: own[name] for name in ("TERCET_BIND", "TERCET_RUN_DIR")}
+        self.environ |= {"HF_MODEL_ID": "openai-community/gpt2", "HF_TASK": "text-generation"}
+
+
+def test_a_pluto_program_needs_only_the_uri_of_the_image(
+    hub: Hub, tmp_path: Path, lambda_of: Callable[..., Invoke]
+) -> None:
+    """Its `index.ts` sets HF_MODEL_ID and HF_TASK; the container fetches that repository, and its routes answer."""
+    hub.repositories["openai-community/gpt2"] = {
+        path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()
+    }
+    with serving(PlutoContainer(tmp_path / "t")) as container, sagemaker_front(container.url) as url:
+        assert "/api/models/openai-community/gpt2" in hub.requests
+        answer = lambda_of("GenerateFunction", url)(event_2(json.dumps({"inputs": PROMPT})))
+        assert answer["statusCode"] == 200
+        [generation] = json.loads(answer["body"])
+        assert generation["generated_text"]
 
 
 def test_each_function_is_short_enough_to_stand_in_the_template_and_imports_what_lambda_has() -> None:
