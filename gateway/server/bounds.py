@@ -20,11 +20,12 @@ SPARE_DESCRIPTORS = 32
 MAX_CONNECTIONS = 10_000
 # Share of the remaining file descriptors for clients; the rest is for branch connections, three to a request.
 CLIENT_SHARE = 0.6
-# Threads of each class of requests besides completions (`gateway.server.work_queue`). They compute for a few
-# milliseconds, or wait for one store, worker or file; the interpreter runs one thread at a time, so more of them would
-# answer no more requests a second. Those for jobs are all that a store
-# which hangs can hold.
+# Threads for jobs, and for tokenizing: they wait for one store or worker. Those for jobs are all that a store which hangs
+# can hold.
 MAX_SMALL = 4
+# Reads wait for nothing. The interpreter runs one thread at a time, so more of them would answer no more reads a second,
+# and each would have its turn before a completion's thread.
+MAX_READING = 1
 # Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
 # them in time, and its load moves to the others.
 MAX_CHECKING = 2
@@ -64,7 +65,8 @@ def divide_descriptors(max_connections: int, max_threads: int, timeout_s: float)
     max_connections = min(max_connections, for_clients)
     max_answering = max(2, min(max_threads, max_connections, (free - for_clients) // 3))
     of_class, of_completions = int(CLASS_SHARE * MAX_BUFFERED_BYTES), int(COMPLETIONS_SHARE * MAX_BUFFERED_BYTES)
-    work = {work: WorkQueue(MAX_SMALL, timeout_s, of_class) for work in (Work.TOKENIZING, Work.READS)}
+    work = {Work.TOKENIZING: WorkQueue(MAX_SMALL, timeout_s, of_class)}
+    work[Work.READS] = WorkQueue(MAX_READING, timeout_s, of_class)
     work[Work.JOBS] = WorkQueue(MAX_SMALL, min(STORE_WAIT_S, timeout_s), of_class)
     work[Work.COMPLETIONS] = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
     work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * max_connections)

@@ -45,7 +45,7 @@ class App:
         return [b"x"]
 
     def admit(self, *_: object) -> Arrival:
-        return Arrival(Work.READS, "")
+        return Arrival(Work.TOKENIZING, "")
 
 
 @pytest.fixture
