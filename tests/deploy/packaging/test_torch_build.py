@@ -196,12 +196,15 @@ def test_another_value_is_refused_with_the_values() -> None:
         assert "cpu, cuda or default" in done.stderr
 
 
+released = threading.Event()  # ends what trickles, for the thread that still reads it
+
+
 def trickle(connection: socket.socket) -> None:
+    released.clear()
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     ends = time.monotonic() + HANG_S
-    while time.monotonic() < ends:
+    while time.monotonic() < ends and not released.wait(0.05):
         connection.sendall(b"<a href='torch'>")
-        time.sleep(0.05)
 
 
 SILENT: dict[str, Answer] = {
@@ -220,6 +223,7 @@ def test_an_index_that_does_not_answer_is_asked_once_and_does_not_hold_up_the_se
         assert read_page(f"http://{server.address}/torch/", limit_s=0.5) == ""
         assert time.monotonic() - began < HANG_S / 2
         assert server.num_connections == 1
+        released.set()
 
 
 def test_a_name_server_that_hangs_does_not_hold_up_the_setup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,9 @@ def loading_engine(
 
 @contextmanager
 def running_engine(loaded: LoadedModel, *, step_delay_s: float = 0.0, **settings: Any) -> Iterator[Engine]:
-    """A warm engine around `loaded`, which must not fail."""
-    settings = {"num_threads": 2, **settings}
+    """A warm engine around `loaded`, which must not fail. With one thread: as many tests run at a time as there are
+    cores, and `tests.workers.engine.cpu.test_kernels` compares the texts of a team with its."""
+    settings = {"num_threads": 1, **settings}
     with loading_engine(lambda _: loaded, Faults(step_delay_s), **settings) as (engine, fatal):
         wait_until(lambda: engine.status().state == "warm")
         yield engine
