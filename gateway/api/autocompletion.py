@@ -21,7 +21,7 @@ from gateway.api.schema import (
     TokenExplanation,
     parse_autocomplete_request,
 )
-from gateway.generation.request import Caller, GenerationSpec, cut_suffix, generation_spec
+from gateway.generation.request import Caller, GenerationSpec, cut_suffix, resolve_seed
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.selection import (
     SelectionPolicy,
@@ -96,7 +96,7 @@ class Autocompletion:
             TercetError: as `RequestStarter.started`.
         """
         spec = self._spec(request, caller, started_at)
-        return self._starter.started(caller, spec, self._policy(request, spec))
+        return self._starter.started(spec, self._policy(request, spec))
 
     def response(self, spec: GenerationSpec, result: SelectionResult, started_at: float) -> AutocompleteResponse:
         """The whole answer.
@@ -164,20 +164,17 @@ class Autocompletion:
         if request.seed is not None and request.seed > MAX_SENT_SEED:
             raise invalid_field("seed", f"must be at most {MAX_SENT_SEED}")
         max_tokens = max_prompt_tokens if request.max_tokens == ALL else request.max_tokens
-        spec = generation_spec(
-            caller,
-            model.name,
-            sampling_of(request, _num_new_tokens(request), model.vocab_size),
+        return GenerationSpec(
+            caller=caller,
+            model=model.name,
+            sampling=sampling_of(request, _num_new_tokens(request), model.vocab_size),
             prompts=(request.context,),
             max_prompt_tokens=max_tokens or min(DEFAULT_MAX_TOKENS, max_prompt_tokens),
             num_completions=request.n_samples,
             deadline=deadline,
-            seed=request.seed,
-            session=request.session,
+            seed=resolve_seed(request.seed),
+            session=request.session or caller.session,
             heals=request.clean,
-        )
-        return replace(
-            spec,
             ranks_first_token=True,
             special_as_text=True,
             num_scored_tokens=MAX_SCORED_TOKENS if request.familiar_only else 0,

@@ -6,7 +6,6 @@ completion's text ends before its stop sequence.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,7 +36,7 @@ from gateway.api.tgi_schema import (
     parse_tgi_request,
 )
 from gateway.api.tolerance import Tolerated
-from gateway.generation.request import Caller, generation_spec
+from gateway.generation.request import Caller, GenerationSpec, resolve_seed
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.selection import selection_policy
 from gateway.generation.suggestions import StartedRequest
@@ -136,25 +135,23 @@ class TgiResponder:
             max_new_tokens = max(max_new_tokens, MIN_TOKENS)
         has_tokens = is_streamed or parameters.details
         max_time_s = None if parameters.max_time is None else min(parameters.max_time, self._starter.timeout_s)
-        spec = generation_spec(
-            caller,
-            model.name,
-            sampling_of(parameters, max_new_tokens, model.vocab_size, stop=parameters.stop_strings),
+        spec = GenerationSpec(
+            caller=caller,
+            model=model.name,
+            sampling=sampling_of(parameters, max_new_tokens, model.vocab_size, stop=parameters.stop_strings),
             prompts=tuple(request.prompts),
             max_prompt_tokens=parameters.truncate,
             num_completions=parameters.num_completions,
             deadline=self._starter.deadline(started_at, max_time_s),
-            seed=parameters.seed,
+            seed=resolve_seed(parameters.seed),
+            session=caller.session,
             heals=parameters.clean,
-        )
-        spec = dataclasses.replace(
-            spec,
             ranks_first_token=True,  # several greedy completions of a text would be the same
             echoes=parameters.details and parameters.decoder_input_details,
             num_top_logprobs=parameters.top_n_tokens if has_tokens else None,
             is_streamed=is_streamed,
         )
-        started = stack.enter_context(self._starter.started(caller, spec, selection_policy(spec, self._similarity)))
+        started = stack.enter_context(self._starter.started(spec, selection_policy(spec, self._similarity)))
         return request, TgiAnswer(request.prompts, parameters, [*parsed.warnings, *more], spec, req.context), started
 
     def _resolve(

@@ -103,7 +103,7 @@ class Fanout:
             self._contexts.add(context)
         spec = context.spec
         num_first = min(spec.num_branches, MAX_BRANCHES_AT_ONCE)
-        tracing, parent = self._tracing, context.traceparent
+        tracing, parent = self._tracing, context.spec.caller.traceparent
         with tracing.start("admission", parent, branches=num_first) if tracing and parent else nullcontext():
             slots = self._admission.reserve(context.claim, num_first, cancelling=context.on_cancel)
         self._retry_budget.add_branches(spec.num_branches)
@@ -121,7 +121,7 @@ class Fanout:
     def num_awaited(self) -> int:
         """Requests that run or wait for room, and whose clients wait: all but jobs."""
         with self._lock:
-            return sum(context.is_awaited and not context.is_over for context in self._contexts)
+            return sum(not (context.spec.caller.is_job or context.is_over) for context in self._contexts)
 
     def top_up(self, context: RequestContext, indices: range) -> None:
         """Start more branches of an admitted request. They reserve room one at a time, before requests that wait."""
@@ -258,11 +258,11 @@ class Fanout:
     def _traced_call(
         self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, after_delivery: ExitStack
     ) -> Done:
-        if self._tracing is None or not context.traceparent:
+        if self._tracing is None or not context.spec.caller.traceparent:
             return self._call(context, branch, slot, attempt, "", after_delivery)
         with self._tracing.start(
             "branch",
-            context.traceparent,
+            context.spec.caller.traceparent,
             "client",
             branch=branch.index,
             attempt=attempt,
@@ -310,7 +310,7 @@ class Fanout:
             request_id=spec.request_id,
             traceparent=traceparent,
         )
-        call = self._clients[slot].call(request, spec.deadline, attempt, spec.document)
+        call = self._clients[slot].call(request, spec.deadline, attempt, context.claim.document)
         batches = call.lines()
         with context.on_cancel(call.cancel):
             for lines in batches:

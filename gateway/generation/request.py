@@ -98,14 +98,11 @@ class GenerationSpec:
         num_top_logprobs: most likely tokens to report at each step; None: report no token texts either.
         suffix: the beginning of the text after the gap that completions fill; blank if there is no gap.
         deadline: `time.monotonic()` time.
-        owner: id of the request's API key, without one the client's address. Quotas, fairness, sessions and the prefix
-            cache are per owner.
         session: a newer request of the same session supersedes this one.
         sequence: number of the request in its session; 0: its place is the order of arrival.
-        document: equal for requests that share a prompt's beginning, to place them where it is cached.
     """
 
-    request_id: str
+    caller: Caller
     model: str
     prompts: tuple[Prompt, ...]
     max_prompt_tokens: int | None
@@ -113,9 +110,7 @@ class GenerationSpec:
     seed: int
     sampling: Sampling
     deadline: float
-    owner: str
     session: str | None
-    document: int | None
     ranks_first_token: bool = False
     heals: bool = False
     special_as_text: bool = False
@@ -127,6 +122,15 @@ class GenerationSpec:
     predict: Prediction | None = None
     suffix: str = ""
     sequence: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.caller.request_id
+
+    @property
+    def owner(self) -> str:
+        """Quotas, fairness, sessions and the prefix cache are per owner."""
+        return self.caller.owner
 
     @property
     def num_branches(self) -> int:
@@ -151,51 +155,22 @@ class GenerationSpec:
         return window_text(prompt, max_tokens)
 
 
-def generation_spec(
-    caller: Caller,
-    model: str,
-    sampling: Sampling,
-    *,
-    prompts: tuple[Prompt, ...],
-    max_prompt_tokens: int | None,
-    num_completions: int,
-    deadline: float,
-    seed: int | None = None,
-    session: str | None = None,
-    heals: bool = False,
-) -> GenerationSpec:
-    """What to generate for a caller's request; its dialect replaces what it has beyond this.
+def resolve_seed(seed: int | None) -> int:
+    """The seed of a request: the lower 63 bits of what it sends; for None and `RANDOM` a random one."""
+    return secrets.randbelow(MAX_DRAWN_SEED) if seed is None or seed == RANDOM else seed % (MAX_SEED + 1)
 
-    Args:
-        seed: the lower 63 bits count; None and `RANDOM`: a random one.
-        session: as the body has it; None: as the caller has it.
+
+def document_key(spec: GenerationSpec) -> int | None:
+    """Equal for requests from the same document, to place them where it is cached: by session, else by its beginning,
+    which typing leaves as it is.
+
+    None for a short document without a session, and for several prompts: they are not worth a place in the cache. All
+    gateways give a document the same number.
     """
-    session = session or caller.session
-    return GenerationSpec(
-        request_id=caller.request_id,
-        model=model,
-        prompts=prompts,
-        max_prompt_tokens=max_prompt_tokens,
-        num_completions=num_completions,
-        seed=secrets.randbelow(MAX_DRAWN_SEED) if seed is None or seed == RANDOM else seed % (MAX_SEED + 1),
-        sampling=sampling,
-        heals=heals,
-        deadline=deadline,
-        owner=caller.owner,
-        session=session,
-        document=document_key(caller.owner, session, prompts[0] if len(prompts) == 1 else ""),
-    )
-
-
-def document_key(owner: str, session: str | None, prompt: Prompt) -> int | None:
-    """Equal for requests from the same document: by session, else by its beginning, which typing leaves as it is.
-
-    None for a short document without a session: its prompt is not worth a place in the cache. All gateways give a
-    document the same number.
-    """
-    if session is None and len(prompt) < DOCUMENT_LENGTH:
+    prompt = spec.prompts[0] if len(spec.prompts) == 1 else ""
+    if spec.session is None and len(prompt) < DOCUMENT_LENGTH:
         return None
-    identity = (owner, session) if session is not None else (owner, None, prompt[:DOCUMENT_LENGTH])
+    identity = (spec.owner, spec.session) if spec.session is not None else (spec.owner, None, prompt[:DOCUMENT_LENGTH])
     text = repr(identity)  # `repr` escapes surrogates, which have no UTF-8
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
@@ -261,24 +236,20 @@ class RequestContext(Cancellation):
 
     Attributes:
         claim: for room in slots.
-        traceparent: the request's span, parent of the branches' spans; "" if the request is not traced.
-        is_awaited: a client waits for the answer.
         num_top_ups: branches started to replace rejected completions.
         lost_workers: slots and process ids of workers whose connection failed during a branch of this request.
         ends_workers: two of them have ended, so that this request may be the cause.
         first_outcomes_at: when all of the first branches had an outcome, of `time.monotonic()`.
     """
 
-    def __init__(self, spec: GenerationSpec, traceparent: str = "", *, is_awaited: bool = True) -> None:
+    def __init__(self, spec: GenerationSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.traceparent = traceparent
-        self.is_awaited = is_awaited
         self.claim = Claim(
             model=spec.model,
             deadline=spec.deadline,
             owner=spec.owner,
-            document=spec.document,
+            document=document_key(spec),
             has_session=spec.session is not None,
         )
         self.num_top_ups = 0

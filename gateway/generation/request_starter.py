@@ -139,13 +139,13 @@ class RequestStarter:
         return partial(self._hangups.watching, caller.sock)
 
     @contextmanager
-    def started(self, caller: Caller, spec: GenerationSpec, policy: SelectionPolicy) -> Iterator[StartedRequest]:
+    def started(self, spec: GenerationSpec, policy: SelectionPolicy) -> Iterator[StartedRequest]:
         """Start a request, which ends with the block.
 
         Raises:
             Overloaded, NotReady, DeadlineExceeded, Superseded, ClientGone: it was not started, or cancelled.
         """
-        context = RequestContext(spec, caller.traceparent, is_awaited=not caller.is_job)
+        context, caller = RequestContext(spec), spec.caller
         with (
             self._sessions.superseding(context),
             self._hangups.watching(caller.sock, context.hang_up),

@@ -20,11 +20,11 @@ SPARE_DESCRIPTORS = 32
 MAX_CONNECTIONS = 10_000
 # Share of the remaining file descriptors for clients; the rest is for branch connections, three to a request.
 CLIENT_SHARE = 0.6
-# Threads for jobs, and for tokenizing: they wait for one store or worker. Those for jobs are all that a store which hangs
-# can hold.
+# Threads for jobs, and for tokenizing: they wait for one store or worker. Those for jobs are all that a store which
+# hangs can hold.
 MAX_SMALL = 4
-# Reads wait for nothing. The interpreter runs one thread at a time, so more of them would answer no more reads a second,
-# and each would have its turn before a completion's thread.
+# Reads wait for nothing. The interpreter runs one thread at a time, so more of them would answer no more reads a
+# second, and each would have its turn before a completion's thread.
 MAX_READING = 1
 # Health checks are answered in less than a millisecond. A balancer or SageMaker replaces a server that does not answer
 # them in time, and its load moves to the others.

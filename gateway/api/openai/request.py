@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -10,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.api.fields import sampling_of
 from gateway.api.openai.schema import MAX_COMPLETIONS, MAX_LOGPROBS, MAX_PROMPTS, CompletionRequest
-from gateway.generation.request import Caller, GenerationSpec, Prompt, cut_suffix, generation_spec
+from gateway.generation.request import Caller, GenerationSpec, Prompt, cut_suffix, resolve_seed
 from gateway.generation.request_starter import RequestStarter
 from gateway.generation.trimming import MIN_TOKENS
 from shared.errors import FieldError, PromptTooLong, invalid_field
@@ -83,20 +82,17 @@ def completion_spec(
     has_parts = not request.clean and request.max_tokens > 0 and not suffix
     if request.echo:  # the worker sends the prompt's tokens with its last line
         has_parts = has_parts and is_text and request.logprobs is None
-    spec = generation_spec(
-        caller,
-        model.name,
-        sampling,
+    return GenerationSpec(
+        caller=caller,
+        model=model.name,
+        sampling=sampling,
         prompts=prompts,
         max_prompt_tokens=_max_prompt_tokens(request, model, sampling) if is_text else None,
         num_completions=num_completions,
         deadline=deadline,
-        seed=request.seed,
-        session=request.session,
+        seed=resolve_seed(request.seed),
+        session=request.session or caller.session,
         heals=request.clean,
-    )
-    return dataclasses.replace(
-        spec,
         ranks_first_token=request.clean,
         echoes=request.echo,
         num_top_logprobs=request.logprobs,

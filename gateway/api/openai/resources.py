@@ -116,7 +116,7 @@ class CompletionsResource:
             request, warnings = resolve(parsed.request, model)
             spec = completion_spec(request, model, self._starter, caller, started_at)
             policy = selection_policy(spec, self._similarity, request.max_tokens)
-            started = stack.enter_context(self._starter.started(caller, spec, policy))
+            started = stack.enter_context(self._starter.started(spec, policy))
             answer = _Answer(request, [*parsed.warnings, *warnings], started.context, req.context)
             if request.stream:
                 chunks = sse.begun(answer.chunks(started.events()))

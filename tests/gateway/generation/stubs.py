@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gateway.generation.fanout import Fanout
-from gateway.generation.request import GenerationSpec
+from gateway.generation.request import Caller, GenerationSpec
 from gateway.metrics import Metrics
 from gateway.pool.admission import Admission
 from gateway.pool.client import SlotClient
@@ -313,10 +313,12 @@ class StubPool:
 MakePool = Callable[..., StubPool]
 
 
-def make_spec(timeout_s: float = 10.0, **fields: Any) -> GenerationSpec:
+def make_spec(
+    timeout_s: float = 10.0, request_id: str = "r1", owner: str = "", *, is_job: bool = False, **fields: Any
+) -> GenerationSpec:
     """Three completions of a short prompt; `fields` replace any of the spec's."""
     defaults: dict[str, Any] = {
-        "request_id": "r1",
+        "caller": Caller(request_id, owner, is_job=is_job),
         "model": "small",
         "prompts": ("He saw",),
         "max_prompt_tokens": 100,
@@ -329,8 +331,6 @@ def make_spec(timeout_s: float = 10.0, **fields: Any) -> GenerationSpec:
         "num_top_logprobs": None,
         "is_streamed": False,
         "deadline": time.monotonic() + timeout_s,
-        "owner": "",
         "session": None,
-        "document": None,
     }
     return GenerationSpec(**(defaults | fields))

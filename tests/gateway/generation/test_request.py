@@ -21,9 +21,9 @@ def test_each_branch_has_the_next_seed_and_the_last_seed_wraps() -> None:
 
 
 def test_a_claim_says_whose_request_it_is() -> None:
-    spec = make_spec(owner="o", session="s", document=7)
+    spec = make_spec(owner="o", session="s")
     claim = RequestContext(spec).claim
-    assert (claim.model, claim.deadline, claim.owner, claim.document) == ("small", spec.deadline, "o", 7)
+    assert (claim.model, claim.deadline, claim.owner) == ("small", spec.deadline, "o")
     assert (claim.has_session, RequestContext(make_spec()).claim.has_session) == (True, False)
 
 

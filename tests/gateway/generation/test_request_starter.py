@@ -6,7 +6,7 @@ from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
-from gateway.generation.request import Caller, RequestContext
+from gateway.generation.request import RequestContext
 from gateway.generation.request_starter import OwnerQuota, RequestStarter, Sessions
 from gateway.generation.selection import selection_policy
 from shared.cancellation import HangupWatcher
@@ -99,6 +99,6 @@ def test_jobs_are_no_requests_that_clients_await(make_pool: MakePool) -> None:
     starter = RequestStarter(pool.admission.models, pool.fanout, HangupWatcher(), 0, 30.0)
     policy = selection_policy(make_spec(), similarity=0.9)
     for is_job in (True, False):
-        with starter.started(Caller("r", is_job=is_job), make_spec(), policy):
+        with starter.started(make_spec(is_job=is_job), policy):
             assert pool.fanout.num_awaited == (not is_job)
     assert pool.fanout.num_awaited == 0
