@@ -11,8 +11,8 @@ from msgspec import structs
 
 from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
 from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult
+from gateway.generation.trimming import is_alike
 from shared.protocol import PredictedWord
-from tests.gateway.generation.references import is_alike_reference
 from tests.gateway.generation.stubs import make_done, token_texts
 
 POLICY = SelectionPolicy(prompt="He saw", num_suggestions=3, length=20, similarity=80)
@@ -109,7 +109,7 @@ def test_suggestions_differ_in_any_order_of_arrival_and_every_missing_one_has_a_
     outcomes: list[BranchOutcome], random: Random
 ) -> None:
     answer = select(*outcomes)
-    assert not any(is_alike_reference(a, b, POLICY.similarity) for a, b in combinations(texts(answer), 2))
+    assert not any(is_alike(a, b, POLICY.similarity) for a, b in combinations(texts(answer), 2))
     scores = [suggestion.score for suggestion in answer.suggestions]
     assert all(a is None or b is None or a >= b for a, b in combinations(scores, 2))
     assert len(answer.suggestions) + len(answer.failures) >= min(POLICY.num_suggestions, len(outcomes))
