@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from falcon import testing
 
 from shared.errors import ShuttingDown
 from shared.protocol import GenerateRequest
+from tests.e2e.harness import until
 from tests.gateway.api.conftest import Api, MakeApi
 from tests.gateway.exposition import samples, total
 from tests.gateway.generation.stubs import Refusal, Step, completion, hang
@@ -48,10 +48,8 @@ def held(api: Api, number: int, **options: Any) -> Iterator[list[Future[testing.
     """Requests whose branches run, or wait, until the block ends."""
     with ThreadPoolExecutor(number) as pool:
         requests = [pool.submit(api.post, "/autocomplete", {"context": "a"}, **options) for _ in range(number)]
-        deadline = time.monotonic() + 5
-        while sum(api.pool.admission.in_flight()) + api.pool.admission.num_waiting < 3 * number:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        admission = api.pool.admission
+        until(lambda: sum(admission.in_flight()) + admission.num_waiting >= 3 * number, 5, "all branches admitted")
         yield requests
         api.pool.fanout.cancel_all(ShuttingDown("The server is being stopped."))
 

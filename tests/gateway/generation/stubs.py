@@ -39,6 +39,7 @@ from shared.protocol import (
     Top,
 )
 from shared.wire import parse_generate_request, parse_tokenize_request
+from tests.e2e.harness import until
 from tests.gateway.exposition import total
 
 
@@ -298,12 +299,9 @@ class StubPool:
         for worker in self.workers:
             worker.close()
 
-    def wait_until_idle(self, timeout_s: float = 5.0) -> None:
+    def wait_until_idle(self) -> None:
         """Until no branch has room reserved or waits for it."""
-        deadline = time.monotonic() + timeout_s
-        while any(self.admission.in_flight()) or self.admission.num_waiting:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        until(lambda: not (any(self.admission.in_flight()) or self.admission.num_waiting), 5, "an idle pool")
 
     def num_branches(self, slot: int, outcome: str) -> float:
         """The counter of branches with an outcome."""

@@ -18,6 +18,7 @@ from gateway.pool.client import SlotClient
 from shared.errors import DeadlineExceeded, Overloaded
 from shared.protocol import PROTOCOL, Accepted, GenerateRequest, Group, Sampling, State
 from shared.time_margins import MARGINS
+from tests.e2e.harness import until
 from tests.gateway.exposition import total
 from tests.gateway.generation.stubs import (
     Break,
@@ -32,7 +33,6 @@ from tests.gateway.generation.stubs import (
     completion,
     make_spec,
 )
-from tests.gateway.pool.helpers import until
 
 
 @pytest.fixture(autouse=True)
@@ -302,7 +302,7 @@ def test_branches_that_have_not_started_wait_behind_other_requests(make_pool: Ma
     other = RequestContext(make_spec(request_id="other", num_completions=1))
     waiting = threading.Thread(target=pool.fanout.start, args=(other,))
     waiting.start()
-    assert until(lambda: pool.admission.num_arrived == 1 + MAX_BRANCHES_AT_ONCE)
+    until(lambda: pool.admission.num_arrived == 1 + MAX_BRANCHES_AT_ONCE, 5, "the other request")
     is_other_waiting.set()
     collect(batch, batch.spec.num_branches)
     collect(other, 1)
@@ -326,9 +326,9 @@ def test_a_branch_that_has_not_started_tries_a_full_queue_again(make_pool: MakeP
     other = RequestContext(make_spec(request_id="other", num_completions=2))
     waiting = threading.Thread(target=pool.fanout.start, args=(other,))
     waiting.start()
-    assert until(lambda: pool.admission.num_waiting == 2)
+    until(lambda: pool.admission.num_waiting == 2, 5, "the other request in the queue")
     gates["first"].set()
-    assert until(lambda: pool.admission.in_flight() == [MAX_BRANCHES_AT_ONCE - 1])
+    until(lambda: pool.admission.in_flight() == [MAX_BRANCHES_AT_ONCE - 1], 5, "the end of the first branch")
     time.sleep(FULL_QUEUE_PAUSE_S)  # long enough for the last branch to be refused once
     gates["rest"].set()
     assert all(isinstance(outcome, BranchResult) for outcome in collect(batch, batch.spec.num_branches))
@@ -359,9 +359,9 @@ def test_a_top_up_is_placed_before_waiting_requests(make_pool: MakePool) -> None
     pool.fanout.start(first)
     waiting = threading.Thread(target=pool.fanout.start, args=(second,))
     waiting.start()
-    assert until(lambda: pool.admission.num_waiting > 0)
+    until(lambda: pool.admission.num_waiting > 0, 5, "the second request in the queue")
     pool.fanout.top_up(first, range(1, 2))
-    assert until(lambda: pool.admission.num_arrived == 3)
+    until(lambda: pool.admission.num_arrived == 3, 5, "the top-up")
     is_released.set()
     collect(first, 2)
     collect(second, 3)

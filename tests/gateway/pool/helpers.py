@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -58,14 +57,6 @@ def sends_to_each(data: bytes) -> Answer:
             read_request(connection)
 
     return answer
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    """Waits until the condition holds; returns whether it does."""
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
 
 
 @dataclass

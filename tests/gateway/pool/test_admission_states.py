@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.pool.placement import Claim
 from shared.errors import ClientGone, Overloaded
-from tests.gateway.pool.helpers import until
+from tests.e2e.harness import until
 from tests.gateway.pool.reservations import Waiting, claim, make
 
 MAX_BATCH = 3
@@ -82,7 +82,7 @@ class AdmissionHistory(RuleBasedStateMachine):
         def num_waiting() -> int:
             return sum(request.num_branches for request in self.waiting if not request.result.done())
 
-        assert until(lambda: num_waiting() == self.admission.num_waiting)
+        until(lambda: num_waiting() == self.admission.num_waiting, 5, "the requests that wait")
         settled = [request for request in self.waiting if request.result.done()]
         self.waiting = [request for request in self.waiting if not request.result.done()]
         for request in settled:

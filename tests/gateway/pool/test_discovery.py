@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from gateway.pool.discovery import Discovery, resolve
-from tests.gateway.pool.helpers import until
+from tests.e2e.harness import until
 
 
 def test_each_change_is_reported_once_and_a_failure_leaves_the_last_addresses() -> None:
@@ -34,7 +34,7 @@ def test_each_change_is_reported_once_and_a_failure_leaves_the_last_addresses() 
 
     with structlog.testing.capture_logs() as events:
         Discovery("workers.example", reported.append, resolver, interval_s=0.001)
-        assert until(lambda: len(reported) == 3)
+        until(lambda: len(reported) == 3, 5, "three changes")
     assert reported == [{"10.0.0.1"}, {"10.0.0.1", "10.0.0.2"}, {"10.0.0.2"}]
     failures = [event for event in events if event["event"] == "host_not_resolved"]
     assert [event["num_addresses_kept"] for event in failures] == [0, 2]

@@ -20,7 +20,8 @@ from shared.errors import NotReady
 from shared.plan import REMOTE, Model, Plan, Slot, make_slots
 from shared.protocol import Accepted, GenerateRequest, State
 from shared.setting_values import PoolUrl
-from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, port_of, serving_requests, until
+from tests.e2e.harness import until
+from tests.gateway.pool.helpers import DONE, END, HEAD, Server, line, port_of, serving_requests
 from tests.gateway.pool.reservations import claim
 
 KEY = "k" * 40
@@ -86,8 +87,8 @@ class Pool:
     def states(self) -> dict[int, str]:
         return {index: state.state for index, state in self.admission.states().items()}
 
-    def become(self, states: dict[int, str]) -> bool:
-        return until(lambda: self.states() == states)
+    def become(self, states: dict[int, str]) -> None:
+        until(lambda: self.states() == states, 5, f"slots that are {states}")
 
     def reserve(self, num_branches: int = 1, timeout_s: float = 1.0) -> list[int]:
         return self.admission.reserve(claim(timeout_s=timeout_s), num_branches)
@@ -103,7 +104,7 @@ def test_a_gateway_without_workers_refuses_until_one_is_found(access: RemoteAcce
         with pytest.raises(NotReady):
             pool.admission.check("")
         pool.addresses = frozenset({"127.0.0.1"})
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
         model = pool.admission.models.get("small")
         assert (model.n_ctx, model.vocab_size) == (64, 500)
         assert pool.reserve(6) == [0] * 6
@@ -117,36 +118,36 @@ def test_a_slot_whose_address_is_gone_finishes_its_branch_and_is_removed(access:
     with first.serving() as server, ThreadPoolExecutor() as threads:
         port = port_of(server)
         pool = Pool(port, access, "127.0.0.1")
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
         [index] = pool.reserve()
         call = pool.watcher.clients[index].call(GenerateRequest(prompt="a"), time.monotonic() + 10)
         branch = threads.submit(lambda: list(call.lines()))
         with second.serving("127.0.0.2", port):
-            assert until(lambda: first.num_branches == 1)
+            until(lambda: first.num_branches == 1, 5, "a branch in the worker")
             pool.addresses = frozenset({"127.0.0.2"})
-            assert pool.become({0: "draining", 1: "warm"})
+            pool.become({0: "draining", 1: "warm"})
             assert pool.reserve(6) == [1] * 6
             with pytest.raises(Exception, match="had room"):
                 pool.reserve(timeout_s=0.1)
             first.finish.set()
             assert branch.result(5) == [[DONE]]
             pool.admission.release(index, claim())
-            assert pool.become({1: "warm"})
+            pool.become({1: "warm"})
             assert list(pool.watcher.clients) == [1]
-            assert until(lambda: server.num_closed == server.num_connections)
+            until(lambda: server.num_closed == server.num_connections, 5, "all connections closed")
             pool.addresses = frozenset({"127.0.0.1", "127.0.0.2"})
-            assert pool.become({1: "warm", 2: "warm"})  # an index is never used again
+            pool.become({1: "warm", 2: "warm"})  # an index is never used again
 
 
 def test_an_address_that_returns_before_its_slot_is_removed_keeps_it(access: RemoteAccess) -> None:
     with Worker().serving() as server, Worker().serving("127.0.0.2", port_of(server)):
         pool = Pool(port_of(server), access, "127.0.0.1")
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
         [index] = pool.reserve()
         pool.addresses = frozenset({"127.0.0.2"})
-        assert pool.become({0: "draining", 1: "warm"})
+        pool.become({0: "draining", 1: "warm"})
         pool.addresses = frozenset({"127.0.0.1"})
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
         pool.admission.release(index, claim())
         assert pool.reserve(6) == [0] * 6
 
@@ -155,10 +156,10 @@ def test_a_slot_whose_machine_and_address_are_gone_is_removed(access: RemoteAcce
     worker = Worker()
     with worker.serving() as server:
         pool = Pool(port_of(server), access, "127.0.0.1")
-        assert pool.become({0: "warm"})
-    assert pool.become({0: "down"})
+        pool.become({0: "warm"})
+    pool.become({0: "down"})
     pool.addresses = frozenset({"127.0.0.2"})
-    assert pool.become({1: "down"})
+    pool.become({1: "down"})
 
 
 @pytest.mark.parametrize(
@@ -177,8 +178,8 @@ def test_what_an_operator_must_correct_is_named_and_not_tried_all_the_time(
 ) -> None:
     with worker.serving() as server:
         pool = Pool(port_of(server), access, "127.0.0.1")
-        assert until(lambda: bool(pool.admission.states()))
-        assert until(lambda: pool.admission.states()[0].reason == reason)
+        pool.become({0: "down"})
+        until(lambda: pool.admission.states()[0].reason == reason, 5, reason)
         time.sleep(0.5)
         assert pool.states() == {0: "down"}
         assert server.num_connections == 1
@@ -189,10 +190,10 @@ def test_an_unreachable_worker_is_tried_with_pauses(access: RemoteAccess) -> Non
     with Worker().serving() as server:
         port = port_of(server)
     pool = Pool(port, access, "127.0.0.1")
-    assert until(lambda: bool(pool.admission.states()))
-    assert until(lambda: pool.admission.states()[0].reason == "Connection refused")
+    pool.become({0: "down"})
+    until(lambda: pool.admission.states()[0].reason == "Connection refused", 5, "an attempt")
     with Worker().serving(port=port):
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
 
 
 def test_requests_name_their_document_by_a_hash_and_carry_the_first_key(access: RemoteAccess, tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_requests_name_their_document_by_a_hash_and_carry_the_first_key(access: 
     worker.finish.set()
     with worker.serving() as server:
         pool = Pool(port_of(server), access, "127.0.0.1")
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
 
         def session_id(document: int | None, request_id: str = "r", session: str | None = "secret") -> bytes:
             request = GenerateRequest(prompt="a", session=session, request_id=request_id)
@@ -217,7 +218,7 @@ def test_requests_name_their_document_by_a_hash_and_carry_the_first_key(access: 
         new_key = "n" * 40
         (tmp_path / "pool.key").write_text(f"{new_key}\n{KEY}\n")
         worker.key = new_key
-        assert until(lambda: access.key == new_key)
+        until(lambda: access.key == new_key, 5, "the new key")
         assert session_id(1)
 
 
@@ -227,7 +228,7 @@ def test_local_slots_come_first_and_keep_their_indices(access: RemoteAccess, sho
     with Worker().serving() as server:
         url = PoolUrl("small", "http", "127.0.0.1", port_of(server), port_of(server))
         PoolWatcher(plan, admission, 1.0, [url], access)
-        assert until(lambda: admission.states()[2].state == "warm")
+        until(lambda: admission.states()[2].state == "warm", 5, "a warm slot")
         assert [status.device for status in admission.slots()] == ["cpu", "cpu", "cuda:0"]
     assert plan.max_running == 106
 
@@ -238,11 +239,11 @@ def test_a_worker_that_drains_is_not_reconnected_all_the_time(access: RemoteAcce
 
     with serving_requests(answer) as server:
         pool = Pool(port_of(server), access, "127.0.0.1")
-        assert until(lambda: server.num_connections > 3)
+        until(lambda: server.num_connections > 3, 5, "some attempts")
         time.sleep(1.0)
         assert server.num_connections < 8
         pool.addresses = frozenset({"127.0.0.2"})
-        assert until(lambda: 0 not in pool.states())
+        until(lambda: 0 not in pool.states(), 5, "the slot's removal")
 
 
 def test_a_name_with_very_many_addresses_makes_a_bounded_number_of_slots(
@@ -252,9 +253,9 @@ def test_a_name_with_very_many_addresses_makes_a_bounded_number_of_slots(
     monkeypatch.setattr("gateway.pool.watcher.MAX_HOST_SLOTS", 4)
     with Worker().serving() as server, structlog.testing.capture_logs() as logs:
         pool = Pool(port_of(server), access, *(f"127.0.0.{number}" for number in range(1, 100)))
-        assert until(lambda: len(pool.states()) == 4)
+        until(lambda: len(pool.states()) == 4, 5, "four slots")
         pool.addresses = frozenset({"127.0.0.1"})
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
     [left_out] = [line for line in logs if line["event"] == "addresses_left_out"]
     assert (left_out["num_used"], left_out["num_found"]) == (4, 99)
 
@@ -274,6 +275,6 @@ def test_a_slot_for_which_no_thread_can_be_started_is_added_when_one_can(
     monkeypatch.setattr(PoolWatcher, "_start", fail_once)
     with Worker().serving() as server, structlog.testing.capture_logs() as events:
         pool = Pool(port_of(server), access, "127.0.0.1")
-        assert pool.become({0: "warm"})
+        pool.become({0: "warm"})
     assert refused.is_set()
     assert [event["event"] for event in events].count("slot_added") == 1

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,6 +19,7 @@ import pytest
 import trustme
 
 from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
+from tests.e2e.harness import until
 from tests.gateway.generation.stubs import read_request
 from tests.gateway.pool.helpers import (
     HEAD,
@@ -30,7 +30,6 @@ from tests.gateway.pool.helpers import (
     sends_to_each,
     serving,
     serving_tcp,
-    until,
 )
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -45,9 +44,9 @@ class Authority:
 
     ca: trustme.CA
 
-    def server(self, name: str = NAME, until: datetime.datetime | None = None) -> ssl.SSLContext:
+    def server(self, name: str = NAME, expiry: datetime.datetime | None = None) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.ca.issue_cert(name, not_before=LONG_AGO, not_after=until).configure_cert(context)
+        self.ca.issue_cert(name, not_before=LONG_AGO, not_after=expiry).configure_cert(context)
         return context
 
     def client(self) -> ssl.SSLContext:
@@ -117,8 +116,8 @@ def read(transport: Transport, content: bytes = b"body", *, timeout_s: float = 2
         return b"".join(body(response))
 
 
-def has_closed(server: Server, num_connections: int) -> bool:
-    return server.num_closed == num_connections
+def wait_until_closed(server: Server, num_connections: int) -> None:
+    until(lambda: server.num_closed == num_connections, 5, f"{num_connections} connections closed")
 
 
 def test_a_request_and_its_response(serve: Serve) -> None:
@@ -216,7 +215,7 @@ def test_shutting_the_socket_down_wakes_a_blocked_read(serve: Serve) -> None:
                 next(chunks)
         assert time.monotonic() - start < 5
         assert not isinstance(caught.value, httpx.TimeoutException)
-        assert until(partial(has_closed, server, 1))
+        wait_until_closed(server, 1)
 
 
 def test_a_connection_is_reused_after_a_complete_response(serve: Serve) -> None:
@@ -230,7 +229,7 @@ def test_a_response_closed_early_closes_its_connection(serve: Serve) -> None:
         for _ in range(2):
             with closing(send(transport)) as response:
                 assert next(iter(body(response))).startswith(b"first")
-        assert until(partial(has_closed, server, 2))
+        wait_until_closed(server, 2)
 
 
 def test_connection_close_is_respected(serve: Serve) -> None:
@@ -266,7 +265,7 @@ def test_a_kept_connection_that_the_peer_closed_while_idle_is_replaced(serve: Se
     with serve(sends(OK)) as (transport, server):  # closes after each answer, without saying so
         for number in range(1, 4):
             assert read(transport) == b"hello"
-            assert until(partial(has_closed, server, number))
+            wait_until_closed(server, number)
 
 
 def close_when_the_second_request_arrives(connection: socket.socket) -> None:
@@ -325,14 +324,14 @@ def test_close_leaves_calls_in_progress_alone_and_closes_their_connections_later
         with closing(send(transport)) as response:
             transport.close()
             assert b"".join(body(response)) == b"hello"
-        assert until(partial(has_closed, server, 1))
+        wait_until_closed(server, 1)
 
 
 @pytest.mark.parametrize(
     ("tls", "text"),
     [
         (lambda authority: authority.server("other.example"), "for another name"),
-        (lambda authority: authority.server(until=LONG_AGO), "has expired"),
+        (lambda authority: authority.server(expiry=LONG_AGO), "has expired"),
         (lambda _authority: Authority(trustme.CA()).server(), "not trusted .*TERCET_POOL_CA"),
     ],
     ids=["name", "expired", "authority"],

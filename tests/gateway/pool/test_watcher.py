@@ -20,7 +20,8 @@ from shared.errors import NotReady
 from shared.plan import Plan, Slot
 from shared.protocol import PROTOCOL, Accepted, GenerateRequest, SlotState, State
 from shared.time_margins import MARGINS
-from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving, until
+from tests.e2e.harness import until
+from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving
 from tests.gateway.pool.reservations import claim
 
 
@@ -62,12 +63,12 @@ def test_admission_follows_the_worker_to_its_end_and_its_successor(
         for pid in (1, 2):
             answer, stop = worker(pid, farewell)
             with serving(short_path, answer):
-                assert until(lambda: admission.states()[0].state == "warm")
+                until(lambda: admission.states()[0].state == "warm", 5, "a warm slot")
                 assert admission.states()[0].pid == pid
                 for slot in admission.reserve(own, 3):
                     admission.release(slot, own)
                 stop.set()
-            assert until(lambda: admission.states()[0].state == "down")
+            until(lambda: admission.states()[0].state == "down", 5, "a lost slot")
     changes = [event["state"] for event in events if event["event"] == "slot_state_changed"]
     assert changes[:2] == ["loading", "warm"]
     assert next(event["reason"] for event in events if event["event"] == "slot_lost") == reason
@@ -110,7 +111,7 @@ def test_branches_in_progress_end_with_their_worker_unless_it_drains(
     lose, release = threading.Event(), threading.Event()
     with serving(short_path, slot_worker(farewell, lose, release)), ThreadPoolExecutor() as pool:
         watcher = PoolWatcher(plan, admission, ack_s=0.2)
-        assert until(lambda: admission.states()[0].state == "warm")
+        until(lambda: admission.states()[0].state == "warm", 5, "a warm slot")
         call = watcher.clients[0].call(GenerateRequest(prompt="a"), time.monotonic() + 30, attempt=5)
         branch = pool.submit(list, call.lines())
         time.sleep(0.05)  # until it is accepted
@@ -122,7 +123,7 @@ def test_branches_in_progress_end_with_their_worker_unless_it_drains(
             assert (caught.value.code, caught.value.is_retryable) == ("slot_lost", True)
             assert time.monotonic() - lost_at < MARGINS.silence_s + 1
         else:
-            assert until(lambda: admission.states()[0].state != "warm")
+            until(lambda: admission.states()[0].state != "warm", 5, "a slot that drains")
             time.sleep(0.2)
             assert not branch.done()
             call.cancel()
@@ -166,7 +167,7 @@ def test_a_worker_of_a_version_that_does_not_fit_gets_no_branches_and_says_why(
     state = State(state="warm", version="9.9", protocol=protocol, oldest_protocol=oldest)
     with serving(short_path, lambda connection: connection.sendall(HEAD + line(state))):
         PoolWatcher(plan, admission, ack_s=0.2)
-        assert until(lambda: reason in (admission.states()[0].reason or ""))
+        until(lambda: reason in (admission.states()[0].reason or ""), 5, reason)
     assert admission.states()[0].state == "down"
 
 
@@ -182,5 +183,5 @@ def test_a_worker_of_another_version_that_fits_serves(short_path: Path, fields: 
 
     with serving(short_path, answer):
         PoolWatcher(plan, admission, ack_s=0.2)
-        assert until(lambda: admission.states()[0].state == "warm")
+        until(lambda: admission.states()[0].state == "warm", 5, "a warm slot")
         release.set()
