@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from tests.e2e.edge_numbers import NOT_JSON, Field, merged, numeric_fields, written
 from tests.e2e.harness import Tercet, metric, until
 
@@ -20,11 +17,6 @@ BODIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("/autocomplete", "/jobs", "/v1/completions"), WITHOUT_LIMITS),
     **dict.fromkeys(("/", "/generate", "/generate_stream"), TGI),
 }
-# What else may decide how a number is used.
-MODES: list[dict[str, Any]] = [
-    *({}, {"stream": True}, {"echo": True}, {"clean": True}, {"parameters": {"details": True}}),
-    *({"clean": False}, {"strategy": "predict"}, {"suffix": " and said nothing."}),
-]
 Route = tuple[str, dict[str, Any], list[Field]]  # path, a body that is answered, numeric fields
 
 
@@ -77,26 +69,3 @@ def test_a_number_at_the_edge_of_its_type_is_used_or_refused_by_name(tercet: Ter
                 # The gateway refuses the others: tests/gateway/api/test_bounds.py.
                 for number in (*field.valid_values, "1e400", "NaN"):
                     check(tercet, path, body, {field: number})
-
-
-def test_numbers_at_the_edges_of_their_types_go_together(tercet: Tercet) -> None:
-    found = [route for route in routes(tercet) if route[0] in BODIES]
-
-    def numbers(fields: list[Field]) -> st.SearchStrategy[dict[Field, str]]:
-        each = st.sampled_from(fields).flatmap(
-            lambda field: st.tuples(st.just(field), st.sampled_from(field.valid_values))
-        )
-        return st.lists(each, min_size=2, max_size=4).map(dict)
-
-    @settings(max_examples=150, derandomize=True, deadline=None, database=None)
-    @given(
-        st.sampled_from(found).flatmap(lambda route: st.tuples(st.just(route), numbers(route[2]))),
-        st.sampled_from(MODES),
-    )
-    def try_all(case: tuple[Route, dict[Field, str]], mode: dict[str, Any]) -> None:
-        (path, body, _), values = case
-        known = {name: value for name, value in mode.items() if name != "parameters" or name in body}
-        check(tercet, path, merged(body, known), values)
-
-    with no_fault(tercet):
-        try_all()
