@@ -100,24 +100,18 @@ def test_everything_that_is_published_is_built(released: tuple[Path, str]) -> No
 
 @pytest.mark.deploy
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("program", ["uv tool install", "uvx"])
-def test_uv_installs_and_runs_it(program: str, released: tuple[Path, str], short_tmp_path: Path) -> None:
+def test_uv_installs_it_and_it_serves(released: tuple[Path, str], short_tmp_path: Path) -> None:
     if shutil.disk_usage(short_tmp_path).free < INSTALLED_BYTES:
         pytest.skip(f"needs {INSTALLED_BYTES / 1e9:.0f} GB of disk")
     clone, _ = released
     [wheel] = (clone / "dist").glob("*.whl")
-    tools = clone / "build/tools/bin"
     pins = [line.split()[0] for name in ("serve", "torch") for line in _pinned(clone / f"requirements/{name}.txt")]
     constraints = short_tmp_path / "constraints.txt"
     constraints.write_text("\n".join(pins))
-    if program == "uvx":
-        command = [str(tools / "uvx"), "--constraints", str(constraints), "--from", str(wheel), "tercet"]
-    else:
-        directories = {"UV_TOOL_DIR": str(short_tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(short_tmp_path / "bin")}
-        install = [str(tools / "uv"), "tool", "install", str(wheel), "--constraints", str(constraints)]
-        subprocess.run(install, env=os.environ | directories, check=True)
-        command = [str(short_tmp_path / "bin/tercet")]
-    check_serving(command, short_tmp_path / "p")
+    directories = {"UV_TOOL_DIR": str(short_tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(short_tmp_path / "bin")}
+    install = [clone / "build/tools/bin/uv", "tool", "install", wheel, "--constraints", constraints]
+    run_program(install, env=os.environ | directories, check=True)
+    check_serving([str(short_tmp_path / "bin/tercet")], short_tmp_path / "p")
 
 
 def _pinned(requirements: Path) -> list[str]:
