@@ -109,7 +109,7 @@ def test_uv_installs_it_and_it_serves(released: tuple[Path, str], short_tmp_path
     constraints = short_tmp_path / "constraints.txt"
     constraints.write_text("\n".join(pins))
     directories = {"UV_TOOL_DIR": str(short_tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(short_tmp_path / "bin")}
-    install = [clone / "build/tools/bin/uv", "tool", "install", wheel, "--constraints", constraints]
+    install: list[str | Path] = [clone / "build/tools/bin/uv", "tool", "install", wheel, "--constraints", constraints]
     run_program(install, env=os.environ | directories, check=True)
     check_serving([str(short_tmp_path / "bin/tercet")], short_tmp_path / "p")
 
