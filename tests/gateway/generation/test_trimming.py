@@ -171,7 +171,10 @@ def test_streamed_text_is_never_taken_back_and_ends_as_the_whole_text_does(
         ("at the sea", "He looked at t", None),  # the first word goes on in the completion
         ("the old man", "He saw the old man s", None),
         (" the dog in a house", "They saw a dog house and", "repeats_context"),  # all of one side's content words
+        (" the dog house in a town", "They saw a dog and", "repeats_context"),
         (" the dog in a house", "They saw old dog and", None),
+        ("s the sea", "It i", None),
+        ("old man with a stick", "The old man looked at the ", None),
     ],
 )
 def test_rejection_reasons(text: str, prompt: str, expected: str | None) -> None:
