@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
-from tests.browser.driver import TIMEOUT_MS, Editor, ObservedPage, StaticSite, editor_context
+from tests.browser.driver import TIMEOUT_MS, Editor, ObservedPage, StaticSite, editor_context, static_site
 from tests.browser.editor_pages import EDITORS, PAGE, SOURCES, EditorPage
 from tests.e2e.harness import ROOT, Tercet, running
 from tests.npm_package import NpmPackage
@@ -77,7 +77,7 @@ def firefox(launch_firefox: Callable[..., Browser]) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSite]:
     """Pages of another origin, which `TERCET_ORIGINS` lists."""
-    with StaticSite(tmp_path_factory.mktemp("site")) as site:
+    with static_site(tmp_path_factory.mktemp("site")) as site:
         yield site
 
 

@@ -9,17 +9,19 @@ import base64
 import hashlib
 import json
 import re
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, FloatRect, Locator, Page, Request, Route, expect
 
 from tests.e2e.harness import PATIENCE_S, Tercet, until
+from tests.workers.checkpoints.hub_server import serving
 
 OPENING = "The old man looked at the sea and"  # the model is sure of no next word: ideas come at a pause
 SURE = f"{OPENING} shook his"  # " head" follows
@@ -269,26 +271,18 @@ def box(element: Locator) -> FloatRect:
     return found
 
 
+@dataclass(frozen=True)
 class StaticSite:
     """An HTTP server for a folder, on its own port and therefore of another origin than Tercet."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        handler = partial(_QuietHandler, directory=str(folder))
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.origin = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+    folder: Path
+    origin: str
 
-    def __enter__(self) -> StaticSite:
-        self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+@contextmanager
+def static_site(folder: Path) -> Iterator[StaticSite]:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietHandler, directory=str(folder)))) as server:
+        yield StaticSite(folder, f"http://127.0.0.1:{server.server_port}")
 
 
 class _QuietHandler(SimpleHTTPRequestHandler):

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from deploy.packaging.site.documentation import render, stage
-from tests.browser.driver import TIMEOUT_MS, StaticSite
+from tests.browser.driver import TIMEOUT_MS, StaticSite, static_site
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def documentation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticSi
     base = tmp_path_factory.mktemp("documentation")
     stage(base / "source")
     render(base / "source", base / "site")
-    with StaticSite(base / "site") as served:
+    with static_site(base / "site") as served:
         yield served
 
 

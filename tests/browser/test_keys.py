@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from shared.api_keys import new_key
-from tests.browser.driver import OPENING, PHONE, DocsPage, Editor, StaticSite
+from tests.browser.driver import OPENING, PHONE, DocsPage, Editor, StaticSite, static_site
 from tests.e2e.harness import Tercet, running
 
 # The same request as any page may try it, without the client module; "no-cors" needs no preflight.
@@ -162,7 +162,7 @@ def test_a_page_of_another_origin_gets_nothing_even_with_a_key(
     page: Page, tmp_path: Path, tercet: Tercet, key: str
 ) -> None:
     (tmp_path / "empty.html").write_text("<!doctype html><title>Notes</title>")
-    with StaticSite(tmp_path) as other_site:
+    with static_site(tmp_path) as other_site:
         page.goto(f"{other_site.origin}/empty.html")
         assert page.evaluate(FETCH, [tercet.url, "cors", {"x-api-key": key}]) == {"name": "TypeError"}
         # The browser sends this request without asking, and shows the page nothing of the response.

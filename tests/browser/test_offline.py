@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -20,6 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 from gateway.api.page import INDEX, STATIC, AssetResource, StaticResource, read_assets, service_worker
 from tests.browser.driver import OPENING, Editor, open_editor
 from tests.e2e.harness import PATIENCE_S, Tercet, free_port, running, until
+from tests.workers.checkpoints.hub_server import serving
 
 GONE = "The server is not responding."
 CACHED_URLS = """async () => {
@@ -165,20 +165,14 @@ class PageServer:
     @contextmanager
     def running(self, page: Page) -> Iterator[None]:
         """Serve the versions; the page is open and cached when the block begins."""
-        with make_server("127.0.0.1", self.port, self._answer, _ThreadingServer, _QuietHandler) as server:
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            try:
-                page.goto(f"http://127.0.0.1:{self.port}/")
-                wait_until_cached(page)
-                yield
-            finally:
-                server.shutdown()
-                thread.join()
+        with serving(make_server("127.0.0.1", self.port, self._answer, _ThreadingServer, _QuietHandler)):
+            page.goto(f"http://127.0.0.1:{self.port}/")
+            wait_until_cached(page)
+            yield
 
 
-class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+class _ThreadingServer(ThreadingHTTPServer, WSGIServer):
+    """One thread per request."""
 
 
 class _QuietHandler(WSGIRequestHandler):

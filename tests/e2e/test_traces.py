@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.gateway.pool.helpers import respond, serving_requests
 
 PROMPT = "Marmalade zeppelins"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -27,40 +24,20 @@ class Collector:
 
     Attributes:
         spans: the spans, with the service that sent each.
-        bodies: as received.
+        requests: as received.
     """
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, Span]] = []
-        self.bodies: list[bytes] = []
-        collector = self
+        self.requests: list[bytes] = []
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.bodies.append(body)
-                for part in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    names = {item.key: item.value.string_value for item in part.resource.attributes}
-                    for scope in part.scope_spans:
-                        collector.spans += [(names["service.name"], span) for span in scope.spans]
-                answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def receive(self, connection: socket.socket, request: bytes) -> None:
+        self.requests.append(request)
+        for part in ExportTraceServiceRequest.FromString(request.partition(b"\r\n\r\n")[2]).resource_spans:
+            names = {item.key: item.value.string_value for item in part.resource.attributes}
+            for scope in part.scope_spans:
+                self.spans += [(names["service.name"], span) for span in scope.spans]
+        respond(connection, 200, b"", {"Content-Type": "application/x-protobuf"})
 
     def trace(self, trace_id: str, num_spans: int) -> list[tuple[str, Span]]:
         """The spans of a trace, once there are as many."""
@@ -76,14 +53,14 @@ class Collector:
 @pytest.fixture(scope="module")
 def collector() -> Iterator[Collector]:
     collector = Collector()
-    yield collector
-    collector.close()
+    with serving_requests(collector.receive) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{server.address}")
+        yield collector
 
 
 @pytest.fixture(scope="module")
 def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tercet]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         with running(tmp_path_factory.mktemp("t"), models="embedded*2", traces="1", test_faults="901=oom") as tercet:
             yield tercet
@@ -133,7 +110,7 @@ def test_a_request_is_one_trace_from_the_client_to_the_decode(
         assert request.start_time_unix_nano <= branch.start_time_unix_nano <= times[0]
         assert times[-1] <= branch.end_time_unix_nano + 5_000_000  # the clocks of two processes, compared
     assert {service for service, _ in spans} == {"tercet-gateway", "tercet-worker"}
-    assert not any(word.encode() in received for word in PROMPT.split() for received in collector.bodies)
+    assert not any(word.encode() in received for word in PROMPT.split() for received in collector.requests)
 
 
 def test_an_invalid_parent_begins_a_trace_and_probes_begin_none(traced: Tercet, collector: Collector) -> None:
