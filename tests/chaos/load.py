@@ -39,9 +39,18 @@ def prioritized() -> Iterator[None]:
         os.setpriority(os.PRIO_PROCESS, 0, was)
 
 
-def short_completion(rng: random.Random) -> bytes:
+def short_completion(rng: random.Random, headers: dict[str, str] | None = None, length: int = 12) -> bytes:
     """A request like an editor's, with a prompt of its own."""
-    return completion_request(f"She opened door {rng.randrange(10**6)}, and", length=12)
+    return completion_request(f"She opened door {rng.randrange(10**6)}, and", headers=headers, length=length)
+
+
+def run_threads(number: int, target: Callable[[int], object]) -> None:
+    """Call `target` with each number in a thread of its own, until all have returned."""
+    threads = [threading.Thread(target=target, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class Load:
@@ -136,7 +145,7 @@ def offer(port: int, rate: float, seconds: float, *, seed: int = 0) -> OfferedLo
     lock = threading.Lock()
     began_at = time.monotonic()
 
-    def run_client() -> None:
+    def run_client(_number: int) -> None:
         with prioritized(), Connection(port) as connection:
             while True:
                 with lock:
@@ -147,11 +156,7 @@ def offer(port: int, rate: float, seconds: float, *, seed: int = 0) -> OfferedLo
                 offered.lag_s.append(time.monotonic() - began_at - offset_s)
                 offered.answers.append(connection.exchange(request))
 
-    threads = [threading.Thread(target=run_client) for _ in range(MAX_CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(MAX_CLIENTS, run_client)
     return offered
 
 

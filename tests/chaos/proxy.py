@@ -43,19 +43,15 @@ def always(fault: Fault) -> Schedule:
     return lambda _number: fault
 
 
-def random_schedule(seed: int, share: float, *, max_bytes: int = 1500) -> Schedule:
-    """Faults of all kinds on `share` (0 to 1) of the connections. The same seed gives the same faults.
-
-    Args:
-        max_bytes: a fault begins within this many bytes of the server's data, in half of the cases at once.
-    """
+def random_schedule(seed: int, share: float) -> Schedule:
+    """Faults of all kinds on `share` (0 to 1) of the connections. The same seed gives the same faults."""
 
     def choose(number: int) -> Fault:
         rng = random.Random(f"{seed}/{number}")
         if rng.random() >= share:
             return Fault()
         kind = rng.choice(FAULTS)
-        after_bytes = rng.choice((0, rng.randrange(max_bytes)))
+        after_bytes = rng.choice((0, rng.randrange(1500)))  # of the server's data
         pause_s = {"delay": rng.uniform(0.01, 0.6), "drip": rng.choice((0.05, 1.0))}.get(kind, 0.0)
         return Fault(kind, after_bytes, pause_s)
 

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 
 from shared.api_keys import new_key
 from tests.chaos.http_client import LOOPBACK, Answer, Connection, completion_request, request_bytes
-from tests.chaos.load import Load, count_failures, milliseconds
+from tests.chaos.load import Load, count_failures, milliseconds, run_threads, short_completion
 from tests.chaos.measure import Context, Findings
 from tests.e2e.harness import Tercet
 
@@ -57,7 +58,7 @@ def upload_with_invalid_keys(port: int, _headers: dict[str, str], stop: Event) -
             while not stop.is_set():
                 connection.exchange(request)
 
-    _run_threads(NUM_UPLOADS, upload)
+    run_threads(NUM_UPLOADS, upload)
 
 
 def supersede_sessions(port: int, headers: dict[str, str], stop: Event) -> None:
@@ -78,7 +79,7 @@ def supersede_sessions(port: int, headers: dict[str, str], stop: Event) -> None:
         for thread in asking:
             thread.join()
 
-    _run_threads(NUM_SESSIONS, write)
+    run_threads(NUM_SESSIONS, write)
 
 
 def send_empty_gzip_members(port: int, headers: dict[str, str], stop: Event) -> None:
@@ -91,15 +92,7 @@ def send_empty_gzip_members(port: int, headers: dict[str, str], stop: Event) -> 
             while not stop.wait(GZIP_S):
                 connection.exchange(request)
 
-    _run_threads(NUM_GZIP, send)
-
-
-def _run_threads(number: int, target: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=target, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(NUM_GZIP, send)
 
 
 class _Attacked:
@@ -128,13 +121,8 @@ class _Attacked:
 
     def completions(self, num_clients: int, length: int) -> list[Answer]:
         """Of the other key, for the time of a measurement."""
-        answers = Load(
-            self._port,
-            num_clients,
-            make_request=lambda rng: completion_request(
-                f"She opened door {rng.randrange(10**6)}, and", headers=self._headers["other"], length=length
-            ),
-        ).run_for(self._seconds)
+        make_request = partial(short_completion, headers=self._headers["other"], length=length)
+        answers = Load(self._port, num_clients, make_request=make_request).run_for(self._seconds)
         self._findings.none_of("failed", dict(count_failures(answers)))
         return answers
 

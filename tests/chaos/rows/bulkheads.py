@@ -17,8 +17,8 @@ from functools import partial
 from multiprocessing import get_context
 
 from shared.api_keys import new_key
-from tests.chaos.http_client import Answer, completion_request, exchange, request_bytes
-from tests.chaos.load import Load, count_failures, milliseconds
+from tests.chaos.http_client import Answer, exchange, request_bytes
+from tests.chaos.load import Load, count_failures, milliseconds, short_completion
 from tests.chaos.measure import Context, Findings
 from tests.chaos.rows.workers import pids
 from tests.e2e.harness import Tercet, until
@@ -142,14 +142,8 @@ class _Row:
         self._processes.shutdown()
 
     def _load(self) -> Load:
-        headers = self._keys["other"]
-        return Load(
-            self._tercet.port,
-            NUM_OTHERS,
-            make_request=lambda rng: completion_request(
-                f"She opened door {rng.randrange(10**6)}, and", headers=headers, length=12
-            ),
-        )
+        make_request = partial(short_completion, headers=self._keys["other"])
+        return Load(self._tercet.port, NUM_OTHERS, make_request=make_request)
 
     def measure(
         self,
