@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.workers.engine.helpers import make_sequence
-from tests.workers.helpers import run_python
 from workers.engine.batch import EntryCopy, SchedulerOutput, SuffixCopy
 from workers.engine.request import EngineRequest, GeneratedToken, SamplingParams
 from workers.engine.scheduler import MAX_CHUNK, MAX_CHUNK_WITH_ROWS, MAX_SCORED_AT_ONCE, MAX_SIBLING_WAIT_S, Scheduler
 from workers.engine.sequence import Sequence
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler(2, 4)
 
 
 def sequence(prompt: tuple[int, ...], number: int = 4, group_size: int = 1) -> Sequence:
@@ -42,14 +46,9 @@ def chunks(output: SchedulerOutput) -> list[tuple[int, int]]:
     return [(chunk.start, chunk.stop) for chunk in output.chunks]
 
 
-def test_scheduling_and_stepping_need_no_torch() -> None:
-    script = "import sys, workers.engine.core, workers.engine.scheduler; sys.exit('torch' in sys.modules)"
-    assert run_python(script).returncode == 0
-
-
-def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token() -> None:
+def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token(scheduler: Scheduler) -> None:
     size = MAX_CHUNK
-    scheduled = run(Scheduler(2, 4), sequence((1,) * (2 * size + 5), number=3))
+    scheduled = run(scheduler, sequence((1,) * (2 * size + 5), number=3))
     assert [chunks(output) for output in scheduled] == [
         [(0, size)],
         [(size, 2 * size)],
@@ -60,8 +59,7 @@ def test_a_prompt_is_prefilled_in_chunks_and_then_decoded_token_by_token() -> No
     assert [len(output.rows) for output in scheduled] == [0, 0, 0, 1, 1]
 
 
-def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps() -> None:
-    scheduler = Scheduler(2, 4)
+def test_a_long_prompt_is_prefilled_in_smaller_chunks_between_decode_steps(scheduler: Scheduler) -> None:
     scheduler.add(sequence((1, 2, 3), number=50))
     step(scheduler)
     scheduler.add(sequence((9,) * 300))
@@ -119,16 +117,15 @@ def test_few_prompts_are_scored_at_a_time_and_others_keep_their_entries() -> Non
 
 
 @pytest.mark.parametrize("group_size", [3, 1])
-def test_siblings_share_one_prompt(group_size: int) -> None:
+def test_siblings_share_one_prompt(scheduler: Scheduler, group_size: int) -> None:
     """Announced as a group or not, as long as they arrive together."""
     siblings = [sequence((1, 2, 3), group_size=group_size) for _ in range(3)]
-    scheduled = run(Scheduler(2, 4), *siblings)
+    scheduled = run(scheduler, *siblings)
     assert [chunks(output) for output in scheduled] == [[(0, 3)], [], [], []]
     assert [len(output.sampled_sequences) for output in scheduled] == [3, 3, 3, 3]
 
 
-def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
-    scheduler = Scheduler(2, 4)
+def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed(scheduler: Scheduler) -> None:
     first, second = (sequence((1, 2, 3), group_size=2) for _ in range(2))
     scheduler.add(first)
     output = step(scheduler, first.submitted_at)
@@ -142,8 +139,7 @@ def test_a_group_waits_for_its_siblings_while_its_prompt_is_computed() -> None:
     assert step(scheduler, first.submitted_at).sampled_sequences == [first, second]
 
 
-def test_a_group_stops_waiting_for_siblings_at_its_deadline() -> None:
-    scheduler = Scheduler(2, 4)
+def test_a_group_stops_waiting_for_siblings_at_its_deadline(scheduler: Scheduler) -> None:
     alone = sequence((1, 2, 3), group_size=2)
     scheduler.add(alone)
     assert chunks(step(scheduler, alone.submitted_at)) == [(0, 3)]
@@ -161,8 +157,9 @@ def test_a_sequence_that_waits_for_siblings_can_be_removed() -> None:
 
 
 @pytest.mark.parametrize("other", [(1, 2, 3, 4), (1, 2), (1, 2, 5)])
-def test_the_logits_that_siblings_will_draw_from_are_not_overwritten(other: tuple[int, ...]) -> None:
-    scheduler = Scheduler(2, 4)
+def test_the_logits_that_siblings_will_draw_from_are_not_overwritten(
+    scheduler: Scheduler, other: tuple[int, ...]
+) -> None:
     first = sequence((1, 2, 3), group_size=2)
     scheduler.add(first)
     entry = step(scheduler, first.submitted_at).chunks[0].entry
@@ -171,8 +168,7 @@ def test_the_logits_that_siblings_will_draw_from_are_not_overwritten(other: tupl
     assert [row.entry for row in step(scheduler).prefilled_rows] == [entry]
 
 
-def test_a_late_sibling_prefills_nothing() -> None:
-    scheduler = Scheduler(2, 4)
+def test_a_late_sibling_prefills_nothing(scheduler: Scheduler) -> None:
     first, second = (sequence((1, 2, 3), group_size=2) for _ in range(2))
     scheduler.add(first)
     assert chunks(step(scheduler)) == [(0, 3)]
@@ -182,8 +178,7 @@ def test_a_late_sibling_prefills_nothing() -> None:
     assert output.sampled_sequences == [first, second]
 
 
-def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> None:
-    scheduler = Scheduler(2, 4)
+def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced(scheduler: Scheduler) -> None:
     run(scheduler, sequence((1, 2, 3)))
     longer, again = sequence((1, 2, 3) + (4,) * 100), sequence((1, 2, 3), group_size=2)
     scheduler.add(longer)
@@ -193,8 +188,7 @@ def test_a_group_does_not_wait_in_an_entry_whose_logits_will_be_replaced() -> No
     assert output.chunks[0].entry is not output.chunks[1].entry
 
 
-def test_a_cached_prompt_needs_no_prefill() -> None:
-    scheduler = Scheduler(2, 4)
+def test_a_cached_prompt_needs_no_prefill(scheduler: Scheduler) -> None:
     run(scheduler, sequence((1, 2, 3)))
     again = sequence((1, 2, 3))
     scheduler.add(again)
@@ -203,23 +197,20 @@ def test_a_cached_prompt_needs_no_prefill() -> None:
     assert not output.chunks
 
 
-def test_only_the_new_tokens_of_a_prompt_are_prefilled() -> None:
-    scheduler = Scheduler(2, 4)
+def test_only_the_new_tokens_of_a_prompt_are_prefilled(scheduler: Scheduler) -> None:
     run(scheduler, sequence((1, 2, 3, 4, 5)))
     assert chunks(run(scheduler, sequence((1, 2, 3, 4, 5, 6, 8)))[0]) == [(5, 7)]
     assert chunks(run(scheduler, sequence((1, 2, 3, 4, 9)))[0]) == [(4, 5)]
 
 
-def test_an_accepted_suggestion_is_cached() -> None:
-    scheduler = Scheduler(2, 4)
+def test_an_accepted_suggestion_is_cached(scheduler: Scheduler) -> None:
     run(scheduler, sequence((1, 2, 3), number=5))  # generates 7 7 7 7 7; the last has no keys and values yet
     scheduled = run(scheduler, sequence((1, 2, 3, 7, 7, 7, 7, 7, 8)))
     assert SuffixCopy(suffix=0, entry=0, start=3, length=4) in scheduled[0].copies
     assert chunks(scheduled[0]) == [(7, 9)]
 
 
-def test_an_entry_in_use_is_copied_not_changed() -> None:
-    scheduler = Scheduler(2, 4)
+def test_an_entry_in_use_is_copied_not_changed(scheduler: Scheduler) -> None:
     long = tuple(range(1, 41))
     scheduler.add(sequence(long, number=50))
     step(scheduler)
