@@ -23,14 +23,10 @@ import pytest
 
 from tests.chaos.measure import Jitter
 from tests.e2e.harness import PATIENCE_S, TERCET, Tercet, serving, until
+from tests.programs import as_user
 
 UNPRIVILEGED = 65534
 DEVICE, HANG = 901, 902
-# setpriv leaves the right to read all files: this machine's Python may lie in a directory of root's.
-AS_NOBODY = [
-    *("setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"),
-    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"),
-]
 
 
 def as_unprivileged(base: Path) -> Tercet:
@@ -44,7 +40,7 @@ def as_unprivileged(base: Path) -> Tercet:
     if os.geteuid() == 0:
         for path in (instance.run_dir, cache, *cache.rglob("*")):
             os.chown(path, UNPRIVILEGED, UNPRIVILEGED)
-        instance.command = (*AS_NOBODY, *TERCET, "serve")
+        instance.command = (*as_user(UNPRIVILEGED), *TERCET, "serve")
     return instance
 
 
@@ -121,7 +117,7 @@ def statuses(tercet: Tercet, number: int) -> list[int]:
 def limited(pid: int, resource: str, number: int) -> Iterator[None]:
     """Meanwhile a process of the instance may have no more of a resource than this. Its user may set that, root need
     not."""
-    prlimit = [*(AS_NOBODY if os.geteuid() == 0 else ()), "prlimit", f"--pid={pid}"]
+    prlimit = [*(as_user(UNPRIVILEGED) if os.geteuid() == 0 else ()), "prlimit", f"--pid={pid}"]
     show = [*prlimit, f"--{resource}", "--output=SOFT", "--noheadings"]
     before = subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip()
     subprocess.run([*prlimit, f"--{resource}={number}:"], check=True)

@@ -14,14 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import GUNICORN, ROOT, TERCET, Tercet, serving
-from tests.programs import run_program
+from tests.programs import as_user, run_program
 
 UNKNOWN_USER = 54321
-# It keeps the right to read all files: this machine's Python may lie in a directory of root's.
-AS_UNKNOWN_USER = (
-    *("setpriv", f"--reuid={UNKNOWN_USER}", f"--regid={UNKNOWN_USER}", "--clear-groups"),
-    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"),
-)
+AS_UNKNOWN_USER = as_user(UNKNOWN_USER)
 READ_ONLY = (
     "unshare",
     "--mount",
