@@ -45,6 +45,12 @@ class Certificate:
         """The current authority's own certificate."""
         return self._authority.cert_pem.bytes()
 
+    def server(self) -> ssl.SSLContext:
+        """The TLS settings of a server with these files."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
     def client(self) -> ssl.SSLContext:
         """The TLS settings of a client that trusts the current authority alone."""
         context = ssl.create_default_context()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -39,11 +38,9 @@ def certificate(tmp_path: Path) -> Certificate:
 @pytest.fixture
 def settings(certificate: Certificate) -> Iterator[Settings]:
     """Settings of a server that speaks HTTPS with a certificate of a private authority."""
-    cert, key = certificate.cert, certificate.key
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    with serving_requests(echo_key, context) as server:
-        yield make_settings(bind=Address("0.0.0.0", port_of(server)), tls_cert=cert, tls_key=key)
+    with serving_requests(echo_key, certificate.server()) as server:
+        bind = Address("0.0.0.0", port_of(server))
+        yield make_settings(bind=bind, tls_cert=certificate.cert, tls_key=certificate.key)
 
 
 def test_it_trusts_the_certificate_of_the_settings_and_sends_the_key(settings: Settings) -> None:
@@ -106,12 +103,10 @@ def test_an_expired_certificate_and_plain_http_are_told_apart(
     certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate.renew(datetime(2020, 1, 1, tzinfo=UTC))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.cert, certificate.key)
     authority = tmp_path / "authority.crt"
     authority.write_bytes(certificate.authority_pem)
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-    with serving_requests(echo_key, context) as server:
+    with serving_requests(echo_key, certificate.server()) as server:
         assert "has expired" in problem_of(Settings(), f"https://localhost:{port_of(server)}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=refuse_two, args=(listener,)).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
 import socket
 import ssl
@@ -11,12 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
-import trustme
 
 from gateway.pool.transport import TcpAddress, Transport, UnixAddress, UntrustedPeer
 from tests.e2e.harness import until
@@ -31,33 +29,17 @@ from tests.gateway.pool.helpers import (
     serving,
     serving_tcp,
 )
+from tests.tls import Certificate
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
-NAME = "worker.example"
+NAME = "localhost"
 BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError)  # an error that is not a timeout
-LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-
-
-@dataclass(frozen=True)
-class Authority:
-    """Issues a server's certificate, and is trusted by its clients."""
-
-    ca: trustme.CA
-
-    def server(self, name: str = NAME, expiry: datetime.datetime | None = None) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.ca.issue_cert(name, not_before=LONG_AGO, not_after=expiry).configure_cert(context)
-        return context
-
-    def client(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        self.ca.configure_trust(context)
-        return context
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority(trustme.CA())
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("tls"))
 
 
 # Makes a server with an answer, and a transport to it.
@@ -68,8 +50,8 @@ def tcp_address(address: str, client: ssl.SSLContext | None = None, host: str = 
     return TcpAddress("127.0.0.1", int(address.rpartition(":")[2]), host, None if client is None else lambda: client)
 
 
-def make_serve(way: str, authority: Authority, folder: Path) -> Serve:
-    tls, client = (authority.server(), authority.client()) if way == "tls" else (None, None)
+def make_serve(way: str, certificate: Certificate, folder: Path) -> Serve:
+    tls, client = (certificate.server(), certificate.client()) if way == "tls" else (None, None)
 
     @contextmanager
     def serve(answer: Answer, keepalive_expiry_s: float = 60.0) -> Iterator[tuple[Transport, Server]]:
@@ -82,13 +64,13 @@ def make_serve(way: str, authority: Authority, folder: Path) -> Serve:
 
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
-def serve(request: pytest.FixtureRequest, authority: Authority, short_path: Path) -> Serve:
-    return make_serve(request.param, authority, short_path)
+def serve(request: pytest.FixtureRequest, certificate: Certificate, short_path: Path) -> Serve:
+    return make_serve(request.param, certificate, short_path)
 
 
 @pytest.fixture(params=["tcp", "tls"])
-def serve_remotely(request: pytest.FixtureRequest, authority: Authority, short_path: Path) -> Serve:
-    return make_serve(request.param, authority, short_path)
+def serve_remotely(request: pytest.FixtureRequest, certificate: Certificate, short_path: Path) -> Serve:
+    return make_serve(request.param, certificate, short_path)
 
 
 def send(
@@ -150,9 +132,9 @@ def test_a_refused_connection_says_so(serve_remotely: Serve) -> None:
 
 @pytest.mark.parametrize("way", ["unix", "tls"])
 def test_a_peer_that_does_not_accept_or_shake_hands_is_a_timeout(
-    authority: Authority, short_path: Path, way: str
+    certificate: Certificate, short_path: Path, way: str
 ) -> None:
-    path, client = str(short_path / "full.sock"), authority.client()
+    path, client = str(short_path / "full.sock"), certificate.client()
     with (
         socket.socket(socket.AF_UNIX) as listener,
         socket.socket(socket.AF_UNIX) as first,
@@ -281,10 +263,10 @@ def test_a_kept_connection_that_the_peer_closes_when_the_request_arrives_is_retr
 
 
 def test_over_a_unix_socket_a_peer_that_closes_when_the_request_arrives_is_an_error(
-    authority: Authority, short_path: Path
+    certificate: Certificate, short_path: Path
 ) -> None:
     """It was there: it has died with the request, and a connection to its socket would wait for its successor."""
-    serve = make_serve("unix", authority, short_path)
+    serve = make_serve("unix", certificate, short_path)
     with serve(close_when_the_second_request_arrives) as (transport, server):
         assert read(transport) == b"hello"
         with pytest.raises(BROKEN, match="closed the connection"):
@@ -328,26 +310,29 @@ def test_close_leaves_calls_in_progress_alone_and_closes_their_connections_later
 
 
 @pytest.mark.parametrize(
-    ("tls", "text"),
+    ("host", "expiry", "text"),
     [
-        (lambda authority: authority.server("other.example"), "for another name"),
-        (lambda authority: authority.server(expiry=LONG_AGO), "has expired"),
-        (lambda _authority: Authority(trustme.CA()).server(), "not trusted .*TERCET_POOL_CA"),
+        ("other.example", None, "for another name"),
+        (NAME, LONG_AGO, "has expired"),
+        (NAME, None, "not trusted .*TERCET_POOL_CA"),
     ],
     ids=["name", "expired", "authority"],
 )
 def test_a_peer_that_cannot_be_trusted_is_named_clearly(
-    authority: Authority, tls: Callable[[Authority], ssl.SSLContext], text: str
+    certificate: Certificate, tmp_path: Path, host: str, expiry: datetime | None, text: str
 ) -> None:
+    own = Certificate(tmp_path)
+    own.renew(expiry)
+    client = (certificate if text.startswith("not trusted") else own).client()
     with (
-        serving_tcp(sends(OK), tls(authority)) as server,
-        closing(Transport(tcp_address(server.address, authority.client()), 60.0)) as transport,
+        serving_tcp(sends(OK), own.server()) as server,
+        closing(Transport(tcp_address(server.address, client, host), 60.0)) as transport,
         pytest.raises(UntrustedPeer, match=text),
     ):
         read(transport, timeout_s=1.0)
 
 
-def test_a_peer_without_tls_is_named_clearly(authority: Authority) -> None:
+def test_a_peer_without_tls_is_named_clearly(certificate: Certificate) -> None:
     def answer_hello(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
@@ -356,14 +341,14 @@ def test_a_peer_without_tls_is_named_clearly(authority: Authority) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
         threads.submit(answer_hello, listener)
-        address = tcp_address(f"127.0.0.1:{listener.getsockname()[1]}", authority.client())
+        address = tcp_address(f"127.0.0.1:{listener.getsockname()[1]}", certificate.client())
         with closing(Transport(address, 60.0)) as transport, pytest.raises(UntrustedPeer, match="does not speak TLS"):
             read(transport)
 
 
-def test_an_address_can_be_the_name_of_a_certificate(authority: Authority) -> None:
-    with serving_tcp(sends(OK), authority.server("127.0.0.1")) as server:
-        address = tcp_address(server.address, authority.client(), "127.0.0.1")
+def test_an_address_can_be_the_name_of_a_certificate(certificate: Certificate) -> None:
+    with serving_tcp(sends(OK), certificate.server()) as server:
+        address = tcp_address(server.address, certificate.client(), "127.0.0.1")
         with closing(Transport(address, 60.0)) as transport:
             assert read(transport) == b"hello"
 
