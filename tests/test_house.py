@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.helpers import run_python
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -36,10 +38,26 @@ def test_the_gateway_uses_httpx_in_its_pool_folder_alone() -> None:
     assert users == {ROOT / "gateway/pool"}
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "shared.plan", "shared.telemetry"])
-def test_importing_what_needs_no_model_leaves_torch_unimported(module: str) -> None:
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+MODEL_LIBRARIES = {"torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "libraries"),
+    [
+        ("gateway.app", MODEL_LIBRARIES),
+        ("shared.plan", MODEL_LIBRARIES),
+        ("shared.telemetry", MODEL_LIBRARIES),
+        ("workers.engine.core, workers.engine.scheduler", MODEL_LIBRARIES),
+        (
+            "deploy.cli, deploy.clients.lsp.lsp_command, deploy.clients.lsp.server",
+            {*MODEL_LIBRARIES, "numpy", "tokenizers", "gunicorn", "falcon"},
+        ),
+        ("gateway.app, workers.app, deploy.command_line.serve", {"opentelemetry"}),  # without TERCET_TRACES
+    ],
+)
+def test_what_needs_no_library_does_not_import_it(modules: str, libraries: set[str]) -> None:
+    done = run_python(f"import sys, {modules}; assert not {libraries} & {{*sys.modules}}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_command_line_imports_no_model_library_and_serve_no_other_command() -> None:
@@ -56,7 +74,7 @@ def test_the_command_line_imports_no_model_library_and_serve_no_other_command() 
         "assert others < {*sys.modules}\n"
         "assert not {'torch', 'transformers'} & {*sys.modules}"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -9,8 +9,6 @@ UTF-8 positions (helix-lsp/src/client.rs) and sorts items by `sortText`; Kate co
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,11 @@ from typing import Any
 import pytest
 
 from shared.extras import install_command
-from tests.e2e.harness import ROOT, Gunicorn, free_port, metric, serving, until
+from tests.e2e.harness import Gunicorn, free_port, metric, serving, until
 from tests.e2e.shared_servers import SharedServer
 from tests.e2e.test_overload import in_flight
 from tests.lsp_client import LspClient, applied
+from tests.workers.helpers import run_python
 
 pytestmark = pytest.mark.quick
 OPENING = "The old man looked at the se"
@@ -63,7 +62,9 @@ def inline_texts(found: list[dict[str, Any]] | None) -> list[str]:
     return [item["insertText"] for item in found]
 
 
-def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., LspClient]) -> None:
+def test_neovim_gets_words_at_keys_and_ideas_on_request_and_reports_an_acceptance(
+    connect: Callable[..., LspClient], tercet: SharedServer
+) -> None:
     client = connect(NEOVIM, initial=ALL)
     assert client.capabilities["inlineCompletionProvider"] == {}
     assert "completionProvider" not in client.capabilities
@@ -74,22 +75,17 @@ def test_neovim_gets_words_at_keys_and_ideas_on_request(connect: Callable[..., L
     for item in items:
         here = {"line": 0, "character": len(OPENING)}
         assert item["range"] == {"start": here, "end": here}
-    ideas = inline_texts(client.inline(0, len(OPENING), is_asked=True))
+    asked = client.inline(0, len(OPENING), is_asked=True)
+    assert asked
+    ideas = inline_texts(asked)
     assert len(set(ideas)) == 3
+    before = metric(tercet, "tercet_saved_characters_total")
+    client.run(asked[1]["command"])
+    assert metric(tercet, "tercet_saved_characters_total") - before == len(ideas[1])
     # What agrees with the next key stays.
     client.change(OPENING + ideas[0][0])
     assert ideas[0][1:] in inline_texts(client.inline(0, len(OPENING) + 1))
     assert client.shown == []
-
-
-def test_an_acceptance_is_reported(connect: Callable[..., LspClient], tercet: SharedServer) -> None:
-    client = connect(NEOVIM)
-    client.open(OPENING)
-    items = client.inline(0, len(OPENING), is_asked=True)
-    assert items
-    before = metric(tercet, "tercet_saved_characters_total")
-    client.run(items[1]["command"])
-    assert metric(tercet, "tercet_saved_characters_total") - before == len(items[1]["insertText"])
 
 
 @pytest.mark.parametrize(("editor", "encoding"), [(HELIX, "utf-8"), (KATE, "utf-16-le")])
@@ -254,17 +250,8 @@ def test_no_text_of_a_document_is_logged_nor_shown(tercet: SharedServer) -> None
     assert "canary" not in tercet.log()
 
 
-def test_without_pygls_the_command_that_installs_it_is_printed(tercet: SharedServer) -> None:
+def test_without_pygls_the_command_that_installs_it_is_printed() -> None:
     code = "import sys; sys.modules['pygls'] = None; sys.argv = ['tercet', 'lsp']\nfrom deploy.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python(code)
     assert (done.returncode, done.stdout) == (1, "")
     assert re.sub(r"\s+", " ", done.stderr).endswith(f"not installed: {install_command('lsp')} ")
-
-
-def test_nothing_heavy_is_imported() -> None:
-    code = (
-        "import sys, deploy.cli, deploy.clients.lsp.lsp_command, deploy.clients.lsp.server\n"
-        "assert not {'torch', 'transformers', 'numpy', 'tokenizers', 'gunicorn', 'falcon'} & {*sys.modules}"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

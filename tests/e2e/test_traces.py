@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.e2e.harness import ROOT, Tercet, running, until
+from tests.e2e.harness import Tercet, running, until
 from tests.gateway.pool.helpers import respond, serving_requests
 
 PROMPT = "Marmalade zeppelins"
@@ -147,8 +145,3 @@ def test_a_request_that_the_client_does_not_sample_is_not_exported(traced: Terce
         traced.client.post("/autocomplete", json={"context": "He saw", "length": 2}, headers=headers)
     collector.trace(f"{TRACE[:-1]}3", 2 + 3 * 5)
     assert f"{TRACE[:-1]}2" not in {span.trace_id.hex() for _, span in collector.spans}
-
-
-def test_without_the_setting_opentelemetry_is_not_imported() -> None:
-    code = "import sys, gateway.app, workers.app, deploy.command_line.serve; sys.exit('opentelemetry' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
