@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from deploy.tuning.planning import count_gpus
+from shared.api_keys import new_key
 from tests.e2e.harness import ROOT
 from tests.e2e.shared_servers import SharedServer, SharedServers
 from tests.npm_package import NpmPackage, build_package
@@ -105,6 +106,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         seconds[item.path] += by_path(SECONDS_BY_PATH, item, 0.5)
     items.sort(key=lambda item: -seconds[item.path])
+
+
+@pytest.fixture(scope="session")
+def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys"
+
+
+@pytest.fixture(scope="session")
+def key(key_path: Path) -> str:
+    """An API key of the file."""
+    return new_key(key_path, "tests")[0]
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from shared.api_keys import new_key
 from tests.browser.driver import OPENING, PHONE, DocsPage, Editor, StaticSite, static_site
 from tests.e2e.harness import Tercet, running
 
@@ -22,16 +21,6 @@ FETCH = """async ([url, mode, headers]) => {
         return { name: error.constructor.name };
     }
 }"""
-
-
-@pytest.fixture(scope="module")
-def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys"
-
-
-@pytest.fixture(scope="module")
-def key(key_path: Path) -> str:
-    return new_key(key_path, "browser")[0]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.api_keys import new_key
 from tests.e2e.shared_servers import SharedServer
 from tests.tls import Certificate
 
@@ -33,16 +32,6 @@ def slow(server_with: Callable[..., SharedServer]) -> SharedServer:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate(tmp_path_factory.mktemp("c"))
-
-
-@pytest.fixture(scope="session")
-def key_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys"
-
-
-@pytest.fixture(scope="session")
-def key(key_path: Path) -> str:
-    return new_key(key_path, "tests")[0]
 
 
 @pytest.fixture
