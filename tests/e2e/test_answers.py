@@ -54,23 +54,6 @@ def test_three_sentences_that_differ_and_end_at_a_word(tercet: Tercet) -> None:
     assert num_whole >= len(contexts) - 1 >= 58
 
 
-def test_predictions_depend_on_the_text_alone(tercet: Tercet) -> None:
-    """Branches on one slot share a search, those on two slots do not."""
-    context = "The old man looked at the sea and s"
-    first = tercet.ask(context, strategy="predict")
-    firsts = [sentence["value"].split()[0] for sentence in first["sentences"]]
-    assert len(set(firsts)) == 3
-    usefulness = [sentence["usefulness"] for sentence in first["sentences"]]
-    assert usefulness == sorted(usefulness, reverse=True)
-    with ThreadPoolExecutor(8) as pool:
-        crowd = [pool.submit(tercet.ask, f"She opened the door {number}, and", n=8) for number in range(4)]
-        again = list(pool.map(lambda seed: tercet.ask(context, strategy="predict", seed=seed), range(6)))
-        for future in crowd:
-            future.result()
-    values = [[sentence["value"] for sentence in answer["sentences"]] for answer in (first, *again)]
-    assert values == values[:1] * 7
-
-
 def test_a_worker_reports_its_memory(tercet: Tercet) -> None:
     for row in tercet.slots():
         rss = psutil.Process(row["pid"]).memory_info().rss  # more than the proportional set size by what is shared
