@@ -168,7 +168,7 @@ class Tercet:
             return []
         return rows
 
-    def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
+    def wait_until_warm(self) -> list[dict[str, Any]]:
         """Wait until all slots are warm; returns their states."""
 
         def all_warm() -> list[dict[str, Any]] | None:
@@ -177,7 +177,7 @@ class Tercet:
             slots = self.slots()
             return slots if all(slot["state"] == "warm" for slot in slots) else None
 
-        slots: list[dict[str, Any]] = until(all_warm, timeout_s, f"every slot warm; {self.log()[-3000:]}")
+        slots: list[dict[str, Any]] = until(all_warm, START_S, f"every slot warm; {self.log()[-3000:]}")
         return slots
 
     def wait_until_announced(self) -> None:

@@ -84,12 +84,12 @@ class Workers(Tercet):
             base_url=url, headers=headers, verify=self.certificate.client(), trust_env=False, timeout=30
         )
 
-    def wait_until_warm(self, timeout_s: float = START_S) -> list[dict[str, Any]]:
+    def wait_until_warm(self) -> list[dict[str, Any]]:
         def is_warm() -> bool:
             assert self.process.poll() is None, self.log()
             return "Every slot is warm" in self.log()
 
-        until(is_warm, timeout_s, f"every slot warm; {self.log()[-3000:]}")
+        until(is_warm, START_S, f"every slot warm; {self.log()[-3000:]}")
         return []
 
 

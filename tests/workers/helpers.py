@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer as BpeTokenizer
 
+from tests.e2e.harness import until
 from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.text.detokenizer import Detokenizer
 from workers.text.token_healing import TokenHealing
@@ -41,10 +41,7 @@ def run_python(
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for what another thread does; fails rather than hangs."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.002)
+    until(condition, PATIENCE_S, "what another thread does")
 
 
 healing_of = lru_cache(TokenHealing)
