@@ -18,7 +18,6 @@ class Container(Tercet):
 
     def __init__(self, base: Path) -> None:
         super().__init__(base, keys="/nowhere/keys", grace_s="20")
-        self.ping_statuses: list[int] = []
 
     def wait_until_announced(self) -> None:
         until(self.is_warm, START_S, "a warm model")
@@ -26,10 +25,9 @@ class Container(Tercet):
     def is_warm(self) -> bool:
         assert self.process.poll() is None, self.log()
         try:
-            self.ping_statuses.append(self.client.get("/ping", timeout=2).status_code)
+            return self.client.get("/ping", timeout=2).status_code == 200
         except httpx.TransportError:
             return False
-        return self.ping_statuses[-1] == 200
 
 
 def running_container(base: Path) -> AbstractContextManager[Container]:

@@ -60,17 +60,6 @@ def test_a_worker_reports_its_memory(tercet: Tercet) -> None:
         assert 0.3 * rss < row["memory_bytes"] < 1.1 * rss
 
 
-def test_no_prompt_is_logged(tercet: Tercet) -> None:
-    """The log is at debug level."""
-    canary = "zwieback-canary-51"
-    tercet.ask(f"The {canary} of")
-    tercet.client.post("/autocomplete", json={"context": canary, "n": 99, "stop": [canary]})
-    tercet.client.post("/autocomplete", content=f'{{"context": "{canary}'.encode())
-    assert canary not in tercet.client.get("/metrics").text
-    assert tercet.events("request_finished")
-    assert canary not in tercet.log()
-
-
 def test_odd_texts_fail_no_branch(tercet: Tercet) -> None:
     for fields in (
         {"stop": ["x" * 256] * 8},

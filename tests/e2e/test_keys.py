@@ -1,4 +1,4 @@
-"""API keys on a running instance: the command line, the wire, revoking without a restart, and nothing in a log."""
+"""API keys on a running instance: the command line, the wire, revoking without a restart, an unreadable file."""
 
 from __future__ import annotations
 
@@ -77,18 +77,6 @@ def test_keys_are_added_and_revoked_without_a_restart(tercet: Tercet, key_path: 
     [record] = [record for record in read_keys(key_path) if record.name == "second"]
     assert tercet.run("key", "revoke", record.id).returncode == 0
     until(lambda: status(tercet, second) == 401, PATIENCE_S, "the revoked key is refused")
-
-
-def test_no_key_is_in_a_log_or_a_metric(tercet: Tercet, key: str, key_path: Path) -> None:
-    for headers in ({"Authorization": f"Bearer {CANARY}"}, {"api-key": CANARY}, {"x-api-key": CANARY}):
-        assert httpx.get(f"{tercet.url}/metrics", headers=headers, trust_env=False).status_code == 401
-    metrics = tercet.client.get("/metrics", headers={"api-key": key})
-    assert metrics.status_code == 200
-    for text in (metrics.text, tercet.log()):
-        assert key not in text
-        assert CANARY not in text
-    ids = {event.get("key") for event in tercet.events("request_finished")}
-    assert read_keys(key_path)[0].id in ids
 
 
 def test_a_key_file_that_cannot_be_read_holds_neither_a_request_nor_a_stop(short_tmp_path: Path) -> None:

@@ -48,13 +48,6 @@ def test_the_ready_message_names_no_page_and_there_is_none(container: Container)
     assert "Write at" not in container.log()
 
 
-def test_the_ping_answers_200_only_when_the_model_is_warm(container: Container) -> None:
-    *before, last = container.ping_statuses
-    assert before
-    assert set(before) == {503}
-    assert last == 200
-
-
 def test_the_container_ends_in_time_after_sigterm(container: Container) -> None:
     """Runs last. SageMaker kills 30 s after SIGTERM."""
     with httpx.stream(
