@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -20,32 +18,22 @@ from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from tests.chaos.http_client import Answer, completion_request, exchange, find_fault, request_bytes
 from tests.e2e.harness import Tercet, until
-from tests.e2e.lifecycle import start_behind, wait_for_start
+from tests.e2e.lifecycle import Starter, start_behind, wait_for_start
 
 NUM_REQUESTS, SPACING_S = 25, 0.1
 
 
-class SocketHolder(threading.Thread):
+class SocketHolder(Starter):
     """What a socket unit does: the server is started by a connection, and again by the next after it has ended."""
 
     def __init__(self, tercet: Tercet, listener: socket.socket) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self.exit_codes: list[int] = []
         self._tercet = tercet
         self._listener = listener
-        self._is_over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop a server that runs, also after a failure: it would compute while other tests run."""
-        self._is_over.set()
-        self.join(timeout=60)
 
     def run(self) -> None:
-        while not self._is_over.is_set():
+        while not self.is_over.is_set():
             if select.select([self._listener], [], [], 0.02)[0]:
                 start_behind(self._tercet, self._listener)
                 self.exit_codes.append(self._wait())
@@ -53,7 +41,7 @@ class SocketHolder(threading.Thread):
     def _wait(self) -> int:
         process = self._tercet.process
         while process.poll() is None:
-            if self._is_over.wait(0.02):
+            if self.is_over.wait(0.02):
                 process.terminate()
                 break
         return process.wait(timeout=40)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -25,6 +24,7 @@ from deploy.cloud.aws.wake.handler import SweepFailed
 from tests.deploy.cloud.aws.cloud import Cloud
 from tests.deploy.cloud.aws.function import STOPPED, Answer, Function, deployed_function, in_state
 from tests.e2e.harness import Tercet, until
+from tests.e2e.lifecycle import Starter
 
 POLL_S = 0.05
 # From the request to power off until EC2 says `stopping`, and from there until it says `stopped`.
@@ -33,11 +33,11 @@ STOPPING_S = 0.4
 SWEEP_S = 1.0
 
 
-class Machine(threading.Thread):
+class Machine(Starter):
     """The machine of the instance, and what EventBridge does about it."""
 
     def __init__(self, function: Function, tercet: Tercet, directory: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self.num_power_offs = 0
         self.num_kept = 0  # idle stops after which the instance stayed on for a job
         self.exit_codes: Counter[int] = Counter()
@@ -45,21 +45,12 @@ class Machine(threading.Thread):
         self._function = function
         self._tercet = tercet
         self._powered_off = directory / "powered-off"
-        self._is_over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self.join(timeout=60)
 
     def run(self) -> None:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(power_off, "POWER_OFF", ("touch", str(self._powered_off)))
-                while not self._is_over.is_set():
+                while not self.is_over.is_set():
                     self._live()
         except BaseException as error:
             self.failure = error
@@ -69,14 +60,14 @@ class Machine(threading.Thread):
         """One life of the instance, from its start to its stop."""
         swept_at = time.monotonic()
         while self._function.state != "running":
-            if self._is_over.wait(POLL_S):
+            if self.is_over.wait(POLL_S):
                 return
             if time.monotonic() - swept_at >= SWEEP_S:
                 swept_at = time.monotonic()
                 with suppress(SweepFailed):
                     self._function.sweep()
         while not self._has_powered_off():
-            if self._is_over.is_set():
+            if self.is_over.is_set():
                 return
         self.num_power_offs += 1
         time.sleep(SHUTDOWN_S)
@@ -93,7 +84,7 @@ class Machine(threading.Thread):
         self._tercet.start(sys.executable, "-m", "deploy", "serve", "--idle-status", str(power_off.IDLE_STATUS))
         process = self._tercet.process
         while process.poll() is None:
-            if self._is_over.wait(POLL_S):
+            if self.is_over.wait(POLL_S):
                 process.terminate()
                 process.wait(timeout=40)
                 return False
