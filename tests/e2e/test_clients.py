@@ -32,16 +32,12 @@ def tercet(server_with: Callable[..., SharedServer]) -> SharedServer:
     return server_with(**limits, log="debug", origins=LISTED_ORIGIN)
 
 
-def connect(
-    tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None, address: str = "127.0.0.1"
-) -> socket.socket:
+def connect(tercet: Tercet, stack: ExitStack, receive_bytes: int | None = None) -> socket.socket:
     """
     Args:
         receive_bytes: that the kernel keeps for this client; None: its default, megabytes.
-        address: the client's.
     """
     sock = stack.enter_context(socket.socket())
-    sock.bind((address, 0))
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.settimeout(10)

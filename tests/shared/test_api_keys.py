@@ -8,9 +8,9 @@ import json
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,12 +62,8 @@ def test_a_new_key_has_256_random_bits_and_only_its_digest_is_kept(path: Path) -
 
 
 def test_keys_written_at_the_same_time_are_all_kept(path: Path) -> None:
-    keys: list[str] = []
-    threads = [threading.Thread(target=lambda: keys.extend(new_key(path, "n")[0] for _ in range(5))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        keys = [key for key, _ in threads.map(new_key, [path] * 20, ["n"] * 20)]
     key_file = KeyFile(path)
     assert len({key_file.find([key]) for key in keys} - {None}) == 20
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -107,13 +108,11 @@ def test_a_queue_that_is_never_empty_ends_with_the_deadline(is_streamed: bool) -
 
 def test_cancellation_wakes_every_waiting_thread() -> None:
     context = RequestContext(make_spec(timeout_s=60))
-    threads = [threading.Thread(target=context.next_event), threading.Thread(target=context.pause, args=(60,))]
-    for thread in threads:
-        thread.start()
-    context.cancel()
-    for thread in threads:
-        thread.join(5)
-    assert not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor() as threads:
+        reading, pausing = threads.submit(context.next_event), threads.submit(context.pause, 60)
+        context.cancel()
+        reading.result(5)
+        pausing.result(5)
 
 
 def test_a_cancelled_request_returns_no_events() -> None:
