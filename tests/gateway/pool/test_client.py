@@ -189,14 +189,21 @@ def test_the_time_to_acknowledge_doubles_with_each_attempt(short_path: Path) -> 
 def test_after_the_acknowledgement_a_slow_response_is_awaited(short_path: Path) -> None:
     def answer(connection: socket.socket) -> None:
         connection.sendall(HEAD + line(Accepted()))
-        time.sleep(1.2)  # longer than the acknowledgement may take
+        time.sleep(1.5 * ACK_S)
         connection.sendall(line(DONE) + END)
 
-    with worker(short_path, answer, ack_s=1.0) as (client, _):
+    with worker(short_path, answer, ack_s=ACK_S) as (client, _):
         assert read_lines(client) == [DONE]
 
 
-def test_a_worker_that_sends_nothing_past_the_deadline_times_out(short_path: Path) -> None:
+@pytest.fixture
+def silence_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """A shorter silence than the product's, after which a worker counts as down."""
+    monkeypatch.setattr(client_module, "MARGINS", replace(MARGINS, silence_s=0.3))
+    return 0.3
+
+
+def test_a_worker_that_sends_nothing_past_the_deadline_times_out(short_path: Path, silence_s: float) -> None:
     release = threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -210,7 +217,7 @@ def test_a_worker_that_sends_nothing_past_the_deadline_times_out(short_path: Pat
         took_s = time.monotonic() - start
         release.set()
     assert caught.value.code == "timeout"
-    assert took_s >= MARGINS.silence_s
+    assert 0.1 + silence_s <= took_s < MARGINS.silence_s
 
 
 def test_abort_ends_every_call_of_the_slot_with_its_reason(short_path: Path) -> None:
@@ -276,6 +283,7 @@ def test_tokens_of_a_text(short_path: Path) -> None:
     assert msgspec.json.decode(body, type=TokenizeRequest) == TokenizeRequest(text="a 🦉")
 
 
+@pytest.mark.usefixtures("silence_s")
 @pytest.mark.parametrize(
     ("act", "beginning", "part", "code"),
     [
@@ -292,10 +300,8 @@ def test_a_call_ends_in_time_even_if_bytes_keep_coming(
     beginning: bytes,
     part: bytes,
     code: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are not the next line, so no silence shows it."""
-    monkeypatch.setattr(client_module, "MARGINS", replace(MARGINS, silence_s=0.3))
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(beginning)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from shared.time_margins import MARGINS
 from tests.e2e.harness import until
 from tests.gateway.pool.helpers import END, HEAD, Answer, chunk, line, serving
 from tests.gateway.pool.reservations import claim
+
+SILENCE_S = 0.5  # shorter than the product's
 
 
 def make_pool(folder: Path, max_down_s: float = MAX_DOWN_S) -> tuple[Plan, Admission]:
@@ -105,8 +108,9 @@ def slot_worker(farewell: bytes, lose: threading.Event, release: threading.Event
     ids=["is silent", "sends garbage", "ends without draining", "drains", "drains and breaks off"],
 )
 def test_branches_in_progress_end_with_their_worker_unless_it_drains(
-    short_path: Path, farewell: bytes, is_ended: bool
+    short_path: Path, farewell: bytes, is_ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gateway.pool.client.MARGINS", replace(MARGINS, silence_s=SILENCE_S))
     plan, admission = make_pool(short_path)
     lose, release = threading.Event(), threading.Event()
     with serving(short_path, slot_worker(farewell, lose, release)), ThreadPoolExecutor() as pool:
@@ -119,9 +123,9 @@ def test_branches_in_progress_end_with_their_worker_unless_it_drains(
         lose.set()
         if is_ended:
             with pytest.raises(BranchError) as caught:
-                branch.result(MARGINS.silence_s + 2)
+                branch.result(SILENCE_S + 2)
             assert (caught.value.code, caught.value.is_retryable) == ("slot_lost", True)
-            assert time.monotonic() - lost_at < MARGINS.silence_s + 1
+            assert time.monotonic() - lost_at < SILENCE_S + 1
         else:
             until(lambda: admission.states()[0].state != "warm", 5, "a slot that drains")
             time.sleep(0.2)
