@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -142,17 +143,16 @@ def test_plan_reads_a_directory_of_any_name(tmp_path: Path, directory: str, writ
     model = tmp_path / directory
     model.symlink_to(ROOT / "workers/checkpoints/embedded")
     models = f"mine={written.format(model)}"
-    done = tercet("plan", "--json", TERCET_RUN_DIR=str(tmp_path / "run"), TERCET_DEVICES="cpu", TERCET_MODELS=models)
+    environ = {"TERCET_RUN_DIR": str(tmp_path / "run"), "TERCET_DEVICES": "cpu", "TERCET_MODELS": models}
     if isinstance(count, int):
-        assert done.returncode == 0, done.stderr
-        plan = msgspec.json.decode(done.stdout, type=Plan)
-        assert [slot.model for slot in plan.slots] == ["mine"] * count
+        settings = Settings.load(environ)
+        assert [slot.model for slot in make_plan(settings, {}).slots] == ["mine"] * count
         spec = ModelSpec("mine", str(model), count)
-        assert Settings.load({"TERCET_MODELS": str(spec)}).model.models == (spec,)
+        assert Settings.load({"TERCET_MODELS": str(spec)}).model.models == settings.model.models == (spec,)
     else:
-        assert done.returncode == 1
         wanted = f'write mine="{tmp_path / count}" for it' if count.startswith("a") else count
-        assert wanted in done.stderr
+        with pytest.raises(StartError, match=re.escape(wanted)):
+            make_plan(Settings.load(environ), {})
 
 
 @pytest.mark.parametrize(
