@@ -15,7 +15,7 @@ from queue import Queue
 from types import TracebackType
 from typing import Any, Self
 
-from tests.e2e.harness import ROOT, until
+from tests.e2e.harness import ROOT
 
 URI = "file:///notes.md"
 TIMEOUT_S = 30.0
@@ -117,32 +117,30 @@ class LspClient:
     def notify(self, method: str, params: Any) -> None:
         self._send({"method": method, "params": params})
 
-    def open(self, text: str, uri: str = URI) -> None:
-        item = {"uri": uri, "languageId": "markdown", "version": next(self._version), "text": text}
+    def open(self, text: str) -> None:
+        item = {"uri": URI, "languageId": "markdown", "version": next(self._version), "text": text}
         self.notify("textDocument/didOpen", {"textDocument": item})
 
-    def change(self, text: str, span: Mapping[str, Any] | None = None, uri: str = URI) -> None:
+    def change(self, text: str, span: Mapping[str, Any] | None = None) -> None:
         """Replace the document's text, or that of a range."""
-        document = {"uri": uri, "version": next(self._version)}
+        document = {"uri": URI, "version": next(self._version)}
         change = {"text": text} if span is None else {"range": span, "text": text}
         self.notify("textDocument/didChange", {"textDocument": document, "contentChanges": [change]})
 
-    def start_inline(self, line: int, character: int, *, is_asked: bool = False, uri: str = URI) -> int:
-        params = {"context": {"triggerKind": 1 if is_asked else 2}, **_at(line, character, uri)}
+    def start_inline(self, line: int, character: int, *, is_asked: bool = False) -> int:
+        params = {"context": {"triggerKind": 1 if is_asked else 2}, **_at(line, character)}
         return self.start("textDocument/inlineCompletion", params)
 
-    def inline(
-        self, line: int, character: int, *, is_asked: bool = False, uri: str = URI
-    ) -> list[dict[str, Any]] | None:
+    def inline(self, line: int, character: int, *, is_asked: bool = False) -> list[dict[str, Any]] | None:
         """The items that are offered inline; None: none, and what is shown may stay."""
-        answer = self.answer(self.start_inline(line, character, is_asked=is_asked, uri=uri))
+        answer = self.answer(self.start_inline(line, character, is_asked=is_asked))
         assert "error" not in answer, answer
         found: list[dict[str, Any]] | None = answer["result"]
         return found
 
     def complete(self, line: int, character: int) -> list[dict[str, Any]]:
         """The items of the completion list."""
-        result = self.request("textDocument/completion", {"context": {"triggerKind": 1}, **_at(line, character, URI)})
+        result = self.request("textDocument/completion", {"context": {"triggerKind": 1}, **_at(line, character)})
         assert result["isIncomplete"]
         items: list[dict[str, Any]] = result["items"]
         return items
@@ -152,9 +150,6 @@ class LspClient:
         assert command["command"] in self.capabilities["executeCommandProvider"]["commands"]
         params = {"command": command["command"], "arguments": command["arguments"]}
         assert self.request("workspace/executeCommand", params) is None
-
-    def wait_for_message(self, part: str) -> None:
-        until(lambda: any(part in text for _, text in self.shown), TIMEOUT_S, f"a message with {part!r}: {self.shown}")
 
     def _send(self, message: Mapping[str, Any]) -> None:
         body = json.dumps({"jsonrpc": "2.0", **message}, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -190,8 +185,8 @@ class LspClient:
             self.stderr += line
 
 
-def _at(line: int, character: int, uri: str) -> dict[str, Any]:
-    return {"textDocument": {"uri": uri}, "position": {"line": line, "character": character}}
+def _at(line: int, character: int) -> dict[str, Any]:
+    return {"textDocument": {"uri": URI}, "position": {"line": line, "character": character}}
 
 
 def applied(text: str, edit: Mapping[str, Any], encoding: str = "utf-16-le") -> str:
