@@ -18,7 +18,7 @@ from shared.setting_values import Address
 from shared.settings import Settings
 from shared.version import tercet_version
 from tests.e2e.harness import free_port
-from tests.gateway.pool.helpers import port_of, serving_requests
+from tests.gateway.pool.helpers import port_of, respond, serving_requests
 from tests.settings import make_settings
 from tests.tls import Certificate
 
@@ -26,8 +26,7 @@ from tests.tls import Certificate
 def echo_key(connection: socket.socket, request: bytes) -> None:
     """Answers with the request's Authorization header."""
     found = re.search(rb"^authorization: (.*)\r$", request, re.IGNORECASE | re.MULTILINE)
-    body = found[1] if found else b"none"
-    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    respond(connection, 200, found[1] if found else b"none")
 
 
 @pytest.fixture

@@ -33,18 +33,6 @@ def parse(data: bytes) -> Request:
     return parser.take()
 
 
-def assert_as_gunicorns(data: bytes) -> None:
-    environ = make_environ(parse(data), "http", None, CLIENT, SERVER)
-    source = BytesIO(data)
-    request = next(get_parser(CONFIG, SimpleNamespace(recv=source.read), CLIENT))
-    _, expected = create(request, SimpleNamespace(send=len), CLIENT, SERVER, CONFIG)
-    assert environ["wsgi.input"].read() == expected["wsgi.input"].read()
-    expected["gunicorn.socket"] = None
-    assert {key: environ[key] for key in environ.keys() - LEFT_OUT} == {
-        key: expected[key] for key in expected.keys() - LEFT_OUT
-    }
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -58,7 +46,15 @@ def assert_as_gunicorns(data: bytes) -> None:
     ],
 )
 def test_an_environment_is_as_gunicorn_makes_it(data: bytes) -> None:
-    assert_as_gunicorns(data)
+    environ = make_environ(parse(data), "http", None, CLIENT, SERVER)
+    source = BytesIO(data)
+    request = next(get_parser(CONFIG, SimpleNamespace(recv=source.read), CLIENT))
+    _, expected = create(request, SimpleNamespace(send=len), CLIENT, SERVER, CONFIG)
+    assert environ["wsgi.input"].read() == expected["wsgi.input"].read()
+    expected["gunicorn.socket"] = None
+    assert {key: environ[key] for key in environ.keys() - LEFT_OUT} == {
+        key: expected[key] for key in expected.keys() - LEFT_OUT
+    }
 
 
 # Responses.

@@ -14,7 +14,7 @@ import pytest
 
 from tests.deploy.clients.lsp.test_protocol import INLINE
 from tests.e2e.harness import until
-from tests.gateway.pool.helpers import serving_requests
+from tests.gateway.pool.helpers import respond, serving_requests
 from tests.lsp_client import URI, LspClient
 
 TEXT = " sea.\nIt was"
@@ -42,8 +42,7 @@ def editor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Editor]:
             received.append(json.loads(sent.partition(b"\r\n\r\n")[2]))
         if sent.startswith(b"POST /autocomplete"):
             may_answer.wait(30)
-        body = json.dumps({"id": "a", "slots": [], "sentences": [{"value": TEXT}]}).encode()
-        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        respond(connection, 200, json.dumps({"id": "a", "slots": [], "sentences": [{"value": TEXT}]}).encode())
 
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     with (
