@@ -1,4 +1,4 @@
-"""The document for Cloud Endpoints: OpenAPI 2.0 of the routes that the gateway of overlays/gke has."""
+"""The document for Cloud Endpoints: OpenAPI 3.1 of the routes that the gateway of overlays/gke has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openapi_spec_validator import OpenAPIV2SpecValidator
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from deploy.cloud.kubernetes.endpoints import CLOSED_PATHS, endpoints_document
 from shared.api_keys import new_key
@@ -39,42 +39,39 @@ def host() -> str:
     )
 
 
-def test_the_command_prints_the_document_of_the_gateway_which_is_openapi_2(
-    gateway_document: Json, converted: Json
-) -> None:
+def test_the_command_prints_the_document_of_the_gateway(gateway_document: Json, converted: Json) -> None:
     done = run_module("deploy.cloud.kubernetes.endpoints", "--host", host())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == converted
     addressed = endpoints_document(gateway_document, host(), "203.0.113.7")
-    OpenAPIV2SpecValidator(addressed).validate()
-    assert addressed["x-google-endpoints"] == [{"name": host(), "allowCors": True, "target": "203.0.113.7"}]
+    OpenAPIV31SpecValidator(addressed).validate()  # also that no two operations have one id
+    endpoint = {"allowCors": True, "target": "203.0.113.7"}
+    assert addressed["servers"] == [{"url": f"https://{host()}", "x-google-endpoint": endpoint}]
     for segment in "/".join(converted["paths"]).split("/"):  # Cloud Endpoints takes parameters as whole segments only
         assert ("{" in segment) is (segment.startswith("{") and segment.endswith("}"))
     with pytest.raises(ValueError, match="'https://a' is not a host name"):
         endpoints_document(gateway_document, "https://a")
 
 
-def test_it_has_every_operation_but_those_for_operators(gateway_document: Json, converted: Json) -> None:
-    operations = {(path, method) for path, item in converted["paths"].items() for method in item}
-    assert operations == {
-        (path, method)
+def test_it_has_every_operation_but_those_for_operators_and_each_needs_a_key_where_the_gateway_needs_one(
+    gateway_document: Json, converted: Json
+) -> None:
+    assert converted["security"] == [{"api_key": []}]
+    assert converted["components"]["securitySchemes"]["api_key"]["name"] == "x-api-key"
+    open_operations = {
+        (path, method): operation.get("security") == []
         for path, item in gateway_document["paths"].items()
-        for method in item
+        for method, operation in item.items()
         if path not in CLOSED_PATHS
     }
-    assert {("/autocomplete", "post"), ("/feedback", "post"), ("/v1/completions", "post")} <= operations
-    names = [operation["operationId"] for item in converted["paths"].values() for operation in item.values()]
-    assert len(set(names)) == len(names)
-
-
-def test_what_needs_a_key_of_the_gateway_needs_one_of_google(gateway_document: Json, converted: Json) -> None:
-    assert converted["security"] == [{"api_key": []}]
-    for path, item in converted["paths"].items():
-        for method, operation in item.items():
-            is_open = gateway_document["paths"][path][method].get("security") == []
-            assert (operation.get("security") == []) is is_open, path
-    assert converted["paths"]["/health/ready"]["get"]["security"] == []
-    assert "security" not in converted["paths"]["/autocomplete"]["post"]
+    assert open_operations == {
+        (path, method): operation.get("security") == []
+        for path, item in converted["paths"].items()
+        for method, operation in item.items()
+    }
+    assert open_operations["/health/ready", "get"]
+    assert not open_operations["/autocomplete", "post"]
+    assert {("/feedback", "post"), ("/v1/completions", "post")} <= open_operations.keys()
 
 
 def test_the_key_of_the_gateway_is_added_by_the_proxy() -> None:
