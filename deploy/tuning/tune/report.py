@@ -58,8 +58,7 @@ def print_result(console: Console, result: Result, document: Document) -> None:
     """
     best = None if result.chosen is None else result.chosen.candidate
     for candidate, plan in result.plans.items():
-        num_passes = result.num_passes[candidate]
-        again = f", medians of {num_passes} passes" if num_passes > 1 else ""
+        again = f", medians of {plan.num_passes} passes" if plan.num_passes > 1 else ""
         console.print(table(f"{'→ ' if candidate == best else ''}{candidate}{again}", plan.figures))
     for verb, candidate, reason in result.left_out:
         console.print(labelled(f"{verb}:", "yellow", f"{candidate}: {reason}"))
@@ -75,7 +74,7 @@ def encode_result(result: Result, document: Document, goal: Goal, lines: Sequenc
         **msgspec.structs.asdict(document),
         "goal": {"slo_ms": goal.slo_ms, "qps": goal.qps},
         "plans": [
-            {"candidate": candidate, "passes": result.num_passes[candidate], "measurement": plan}
+            {"candidate": candidate, "passes": plan.num_passes, "measurement": plan}
             for candidate, plan in result.plans.items()
         ],
         "left_out": [

@@ -92,17 +92,14 @@ class Figures(msgspec.Struct, frozen=True):
             raise StartError(f"With {load} the server answered none of the requests.")
         figures = {
             "qps": len(times) / result.elapsed_s,
-            **latency_figures(times),
+            "max_ms": max(times),
+            "min_ms": min(times),
+            "mean_ms": fmean(times),
+            **{f"p{percent}_ms": float(np.percentile(times, percent)) for percent in (50, 90, 99)},
             "client_cpu_s": result.client_cpu_s / result.elapsed_s,
         }
         num_errors = len(result.replies) - len(times)
         return cls(load, len(times), num_errors, **{name: round(value, 3) for name, value in figures.items()})
-
-
-def latency_figures(times_ms: Sequence[float]) -> dict[str, float]:
-    """What `Figures` has of latencies, by field."""
-    percentiles = {f"p{percent}_ms": float(np.percentile(times_ms, percent)) for percent in (50, 90, 99)}
-    return {"max_ms": max(times_ms), "min_ms": min(times_ms), "mean_ms": fmean(times_ms), **percentiles}
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
@@ -124,12 +121,14 @@ class Measurement(msgspec.Struct, frozen=True):
         worker_bytes: memory of the largest worker after the load: PSS, or memory of its GPU.
         total_bytes: PSS of all processes, gateway and supervisor included.
         figures: one row for each load: the closed loops, then the open loop at the load to tune for, if there is one.
+        num_passes: how often the candidate was served; of several passes, the other values are medians.
     """
 
     load_s: float
     worker_bytes: int
     total_bytes: int
     figures: tuple[Figures, ...]
+    num_passes: int = 1
 
     def __str__(self) -> str:
         return (
@@ -165,4 +164,5 @@ def merged(passes: Sequence[Measurement]) -> Measurement:
         worker_bytes=max(one.worker_bytes for one in passes),
         total_bytes=max(one.total_bytes for one in passes),
         figures=tuple(medians(rows) for rows in zip(*(one.figures for one in passes), strict=True)),
+        num_passes=len(passes),
     )

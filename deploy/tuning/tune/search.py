@@ -79,25 +79,27 @@ class Choice:
 
 
 class Search:
-    """The state of a search, which follows from what was measured.
+    """What to measure next, which follows from what was measured.
 
     Attributes:
-        next: candidate to measure next. None when the search is complete.
-        stage: the stage of `next`, shown to the operator.
         pruned: plans that are not measured → why.
     """
 
     def __init__(self, space: Space, outcomes: Mapping[Candidate, Outcome], goal: Goal) -> None:
         """
         Args:
-            outcomes: those of the plans so far.
+            outcomes: those of the plans so far. Before `plans` goes on, that of its last plan must be there.
         """
         self._space, self._outcomes, self._goal = space, outcomes, goal
         self.pruned: dict[Candidate, str] = {}
+
+    def plans(self) -> Iterator[tuple[str, Candidate]]:
+        """The plans to measure, each with its stage, which is shown to the operator."""
         stages = {"Workers and threads": self._workers, "Placement": self._placements, "max_batch": self._batches}
-        found = ((candidate, stage) for stage, plans in stages.items() for candidate in plans())
-        self.next: Candidate | None
-        self.next, self.stage = next((one for one in found if one[0] not in outcomes), (None, ""))
+        for stage, plans in stages.items():
+            yield from ((stage, candidate) for candidate in plans() if candidate not in self._outcomes)
+        while (final := next_final(self._outcomes, self._goal)) is not None:
+            yield "The best two again", final
 
     def _workers(self) -> Iterator[Candidate]:
         space, outcomes, goal = self._space, self._outcomes, self._goal
@@ -177,9 +179,7 @@ class Search:
         )
 
 
-def next_final(
-    outcomes: Mapping[Candidate, Outcome], num_passes: Mapping[Candidate, int], goal: Goal
-) -> Candidate | None:
+def next_final(outcomes: Mapping[Candidate, Outcome], goal: Goal) -> Candidate | None:
     """Return which of the two best plans to measure again. None if all is done, or the second is worse in every way."""
     first = choose(outcomes, goal)
     if first is None:
@@ -190,8 +190,9 @@ def next_final(
     best, other = outcomes[first.candidate], outcomes[second.candidate]
     if isinstance(best, str) or isinstance(other, str) or is_worse(other, best):
         return None
-    least = min((first.candidate, second.candidate), key=lambda candidate: num_passes[candidate])
-    return least if num_passes[least] < FINAL_PASSES else None
+    if min(best.num_passes, other.num_passes) >= FINAL_PASSES:
+        return None
+    return second.candidate if other.num_passes < best.num_passes else first.candidate
 
 
 def is_worse(one: Measurement, other: Measurement) -> bool:

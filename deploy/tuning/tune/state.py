@@ -37,7 +37,11 @@ class Record(msgspec.Struct, omit_defaults=True):
 
 
 class State:
-    """The records of one run, and a lock of the file until `close`."""
+    """The records of one run, and a lock of the file until `close`.
+
+    Attributes:
+        outcomes: each candidate's measurement, merged from all passes, or why it could not be served.
+    """
 
     def __init__(self, path: Path, run: str, *, is_new: bool) -> None:
         """
@@ -49,8 +53,8 @@ class State:
             StartError: the file cannot be read or written, or another run holds it.
         """
         self._run = run
+        self.outcomes: dict[Candidate, Measurement | str] = {}
         self._passes: dict[Candidate, list[Measurement]] = {}
-        self._failures: dict[Candidate, Measurement | str] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
@@ -75,16 +79,6 @@ class State:
         if is_new:
             self._append(Record(run))
 
-    @property
-    def outcomes(self) -> dict[Candidate, Measurement | str]:
-        """Each candidate's measurement, merged from all passes, or why it could not be served."""
-        return {candidate: merged(passes) for candidate, passes in self._passes.items()} | self._failures
-
-    @property
-    def num_passes(self) -> dict[Candidate, int]:
-        """How often each candidate was measured."""
-        return {candidate: len(passes) for candidate, passes in self._passes.items()}
-
     def add(self, candidate: Candidate, **outcome: Any) -> None:
         """Append a `measurement` or a `failure`; it is on the disk when this returns."""
         self._append(Record(self._run, candidate, **outcome))
@@ -101,13 +95,16 @@ class State:
     def _accept(self, record: Record) -> None:
         if record.run != self._run:
             return
-        if record.candidate is None:
+        candidate, measurement = record.candidate, record.measurement
+        if candidate is None:
+            self.outcomes.clear()
             self._passes.clear()
-            self._failures.clear()
-        elif record.measurement is not None:
-            self._passes.setdefault(record.candidate, []).append(record.measurement)
+        elif measurement is not None:
+            passes = self._passes.setdefault(candidate, [])
+            passes.append(measurement)
+            self.outcomes[candidate] = merged(passes)
         else:
-            self._failures[record.candidate] = record.failure or ""
+            self.outcomes[candidate] = record.failure or ""
 
 
 def run_key(identity: Mapping[str, Any]) -> str:

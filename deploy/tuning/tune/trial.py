@@ -17,7 +17,7 @@ from deploy.tuning.load.run import progress
 from deploy.tuning.load.server import Server
 from deploy.tuning.load.workload import Workload
 from deploy.tuning.tune.results import Candidate, Figures, Load, Measurement
-from deploy.tuning.tune.search import Choice, Goal, Search, Space, choose, next_final
+from deploy.tuning.tune.search import Choice, Goal, Search, Space, choose
 from deploy.tuning.tune.state import State
 from shared.errors import StartError
 from shared.process import proportional_set_size
@@ -104,14 +104,12 @@ class Result:
     """What a run found.
 
     Attributes:
-        num_passes: how often each plan was measured.
         left_out: triples of what happened, the plan, and why.
         chosen: None if no plan meets the goal.
         is_complete: the search ended by itself, not with its budget.
     """
 
     plans: dict[Candidate, Measurement]
-    num_passes: dict[Candidate, int]
     left_out: list[tuple[str, Candidate, str]]
     chosen: Choice | None
     is_complete: bool
@@ -124,16 +122,13 @@ def find_plan(trial: Trial, space: Space, goal: Goal, state: State, budget_s: fl
     """
     deadline_s = time.monotonic() + budget_s
     longest_s = START_ESTIMATE_S + trial.duration_s  # of a candidate
-    while True:
-        outcomes = state.outcomes
-        search = Search(space, outcomes, goal)
-        candidate, stage = search.next, search.stage
-        if candidate is None:
-            candidate, stage = next_final(outcomes, state.num_passes, goal), "The best two again"
-        if candidate is None:
-            break
+    outcomes = state.outcomes
+    search = Search(space, outcomes, goal)
+    is_complete = True
+    for stage, candidate in search.plans():
         if outcomes and time.monotonic() + longest_s > deadline_s:
             search.pruned[candidate] = "--budget is spent; the same command continues"
+            is_complete = False
             break
         started_s = time.monotonic()
         with progress(console, f"{stage}: {candidate}", 1 + len(trial.loads)) as turn:
@@ -153,7 +148,7 @@ def find_plan(trial: Trial, space: Space, goal: Goal, state: State, budget_s: fl
     left_out += [
         ("Not measured again" if one in plans else "Left out", one, reason) for one, reason in search.pruned.items()
     ]
-    return Result(plans, state.num_passes, left_out, choose(outcomes, goal), is_complete=candidate is None)
+    return Result(plans, left_out, choose(outcomes, goal), is_complete)
 
 
 def _pss_bytes(pid: int) -> int:

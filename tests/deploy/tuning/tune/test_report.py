@@ -39,7 +39,7 @@ def test_the_lines_to_paste_are_settings() -> None:
     on_gpus = Candidate(("cuda:0", "cuda:1"), 2, 0, 24, "spread")
     subject = resolve("embedded")
     trial = Trial(ModelSpec("small"), subject, True, W, {}, [1], None, 1.0)
-    lines = environment(trial, Result({}, {}, [], Choice(on_gpus, "the best"), is_complete=True))
+    lines = environment(trial, Result({}, [], Choice(on_gpus, "the best"), is_complete=True))
     assert lines == [
         "TERCET_MODELS=small*2",
         "TERCET_DEVICES=cuda:0,cuda:1",
@@ -49,7 +49,7 @@ def test_the_lines_to_paste_are_settings() -> None:
     settings = Settings.load(dict(line.split("=", 1) for line in lines))
     assert settings.model.models == (ModelSpec("small", None, 2),)
     assert settings.pool.max_batch == 24
-    assert environment(trial, Result({}, {}, [], None, is_complete=True)) == []
+    assert environment(trial, Result({}, [], None, is_complete=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_file_says_why_it_is_not_to_be_relied_on(
 ) -> None:
     document = Document(bench="tune", is_quick=is_quick, model="embedded", device="cpu", settings={}, workload={})
     document.machine = msgspec.structs.replace(document.machine, others_share_of_cores=others_share)
-    lines = comments(Result({}, {}, [], None, is_complete), document)
+    lines = comments(Result({}, [], None, is_complete), document)
     assert len(lines) == len(found)
     assert all(line.startswith(start) for line, start in zip(lines, found, strict=True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from deploy.tuning.tune.results import MIB, Candidate, Measurement
 from deploy.tuning.tune.search import MAX_STABLE_SHARE, Goal, Outcome, Search, Space, choose, next_final
@@ -20,14 +21,19 @@ def space(
 def search(
     machine: Callable[[Candidate], Outcome], found: Space, goal: Goal | None = None
 ) -> tuple[dict[Candidate, Outcome], Search]:
-    """Runs a search to its end."""
+    """Runs a search to its end; the plans in the order in which they were measured first."""
     outcomes: dict[Candidate, Outcome] = {}
-    while True:
-        state = Search(found, outcomes, goal or Goal())
-        if state.next is None:
-            return outcomes, state
-        assert state.next not in state.pruned
-        outcomes[state.next] = machine(state.next)
+    state = Search(found, outcomes, goal or Goal())
+    for _, one in state.plans():
+        assert one not in state.pruned
+        outcomes[one] = again(outcomes[one]) if one in outcomes else machine(one)
+    return outcomes, state
+
+
+def again(outcome: Outcome) -> Outcome:
+    """The outcome after one more pass with the same figures."""
+    assert isinstance(outcome, Measurement)
+    return replace(outcome, num_passes=outcome.num_passes + 1)
 
 
 def machine_of(speed: Callable[[Candidate], float]) -> Callable[[Candidate], Measurement]:
@@ -98,7 +104,7 @@ def test_a_larger_batch_is_measured_where_the_load_fills_the_default() -> None:
 def test_the_search_continues_from_what_was_measured() -> None:
     outcomes, _ = search(machine_of(lambda one: one.workers), space())
     known = dict(list(outcomes.items())[:3])
-    assert Search(space(), known, Goal()).next == list(outcomes)[3]
+    assert next(Search(space(), known, Goal()).plans())[1] == list(outcomes)[3]
 
 
 def test_workers_are_added_until_the_slo_holds() -> None:
@@ -112,14 +118,13 @@ def test_workers_are_added_until_the_slo_holds() -> None:
 def test_the_best_two_are_measured_again_in_turns() -> None:
     close, worse = measurement((51, 61, 101, 205)), measurement((100, 120, 200, 400))
     outcomes: dict[Candidate, Outcome] = {candidate(1): measurement(), candidate(2): close, candidate(4): worse}
-    passes = dict.fromkeys(outcomes, 1)
     turns = []
-    while (final := next_final(outcomes, passes, Goal())) is not None:
+    while (final := next_final(outcomes, Goal())) is not None:
         turns.append(final.workers)
-        passes[final] += 1
+        outcomes[final] = again(outcomes[final])
     assert turns == [1, 2, 1, 2]
-    assert next_final({candidate(1): measurement(), candidate(4): worse}, passes, Goal()) is None
-    assert next_final({candidate(1): measurement()}, passes, Goal()) is None
+    assert next_final({candidate(1): measurement(), candidate(4): worse}, Goal()) is None
+    assert next_final({candidate(1): measurement()}, Goal()) is None
 
 
 @pytest.mark.parametrize(("qps", "num_errors", "is_planned"), [(29, 0, True), (31, 0, False), (25, 1, False)])
