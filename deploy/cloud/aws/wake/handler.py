@@ -44,18 +44,14 @@ class SweepFailed(Exception):
 
 
 class Service:
-    def __init__(
-        self, jobs: JobQueue, instance: Instance, *, wake_s: float, max_wait_s: float, is_public: bool = False
-    ) -> None:
+    def __init__(self, jobs: JobQueue, instance: Instance, *, max_wait_s: float, is_public: bool = False) -> None:
         """
         Args:
-            wake_s: the longest time that a request spends on starting the instance.
             max_wait_s: the longest time that a client may let it wait for a result.
             is_public: requests are not signed; a client that knows a job's id may read it.
         """
         self._jobs = jobs
         self._instance = instance
-        self._wake_s = wake_s
         self._max_wait_s = max_wait_s
         self._is_public = is_public
 
@@ -71,7 +67,7 @@ class Service:
             if route == "POST /jobs":
                 return self._submit(event, owner, until)
             if route == "GET /jobs/{id}":
-                return self._read(event["pathParameters"]["id"], owner, until)
+                return self._read(event["pathParameters"]["id"], owner)
             raise NotFound("Known are POST /jobs and GET /jobs/{id}.")
         except TercetError as error:
             if isinstance(error, JobsUnavailable):
@@ -81,7 +77,7 @@ class Service:
             log("unhandled_exception", reason=type(error).__name__, frames=traceback.format_tb(error.__traceback__))
             return _problem(TercetError("The request failed for an unknown reason."))
 
-    def sweep(self, until: float) -> dict[str, object]:
+    def sweep(self) -> dict[str, object]:
         """Start the instance if a job is open.
 
         Raises:
@@ -89,7 +85,7 @@ class Service:
         """
         if not self._jobs.num_open():
             return {"open": False}
-        wake = self._instance.wake(until)
+        wake = self._instance.wake()
         if not wake.is_up:
             raise SweepFailed(f"a job is open, and the instance is {wake.state or 'unknown'} ({wake.code})")
         return {"open": True, "instance": wake.state}
@@ -103,29 +99,26 @@ class Service:
         parsed = parse_job(raw)
         job, _ = self._jobs.submit(owner, stored_request(parsed.request, raw), key)
         log("job_queued", job=job.id[:8], bytes=len(raw))
-        wake = None
-        if job.queue == "open":
-            wake = self._instance.wake(min(until, max(time.monotonic() + self._wake_s, wait_until)))
+        wake = self._instance.wake() if job.queue == "open" else None
         while job.queue == "open" and time.monotonic() + POLL_S < wait_until:
             time.sleep(POLL_S)
             job = self._jobs.find(job.id, owner)
         return _render(job, wake, 202 if job.queue == "open" else 200, parsed.warnings)
 
-    def _read(self, job_id: str, owner: str, until: float) -> Answer:
+    def _read(self, job_id: str, owner: str) -> Answer:
         job = self._jobs.find(job_id, owner)
         wake = None
         # Also a running job whose lease has ended: its runner is gone.
         if job.queue == "open" and time.time() - job.due_at > PATIENCE_S:
-            wake = self._instance.wake(min(until, time.monotonic() + self._wake_s))
+            wake = self._instance.wake()
         return _render(job, wake, 200)
 
 
 def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    until = time.monotonic() + context.get_remaining_time_in_millis() / 1e3 - MARGIN_S
     service = make_service()
     if "http" in event.get("requestContext", {}):
-        return service.respond(event, until)
-    return service.sweep(until)
+        return service.respond(event, time.monotonic() + context.get_remaining_time_in_millis() / 1e3 - MARGIN_S)
+    return service.sweep()
 
 
 @cache
@@ -138,9 +131,8 @@ def _make_service(environ: Mapping[str, str]) -> Service:
     store = DynamoDbStore(environ["TABLE"])
     jobs = JobQueue(store, ttl_s=float(environ["JOB_TTL_S"]), max_open=int(environ["JOB_QUEUE"]))
     instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
-    wake_s, max_wait_s = float(environ["WAKE_S"]), float(environ["MAX_WAIT_S"])
     is_public = environ.get("AUTHORIZATION") == "NONE"
-    return Service(jobs, instance, wake_s=wake_s, max_wait_s=max_wait_s, is_public=is_public)
+    return Service(jobs, instance, max_wait_s=float(environ["MAX_WAIT_S"]), is_public=is_public)
 
 
 def _owner(event: dict[str, Any]) -> str:

@@ -119,7 +119,7 @@ def test_requests_around_an_idle_stop_are_all_answered_once(
     running: Cloud, tmp_path: Path, num_stops: int, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = random.Random(seed)
-    with deployed_function(running, tmp_path / "archive", WAKE_S="1") as function, ThreadPoolExecutor(8) as threads:
+    with deployed_function(running, tmp_path / "archive") as function, ThreadPoolExecutor(8) as threads:
         function.stop_instance()
         running.forget()
         tercet = Tercet(tmp_path, idle_stop_s="1.5", jobs=function.job_store)

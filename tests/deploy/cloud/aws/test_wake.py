@@ -43,7 +43,6 @@ def function(deployed: Function) -> Iterator[Function]:
     deployed.stop_instance()
     deployed.sweep()  # its first call looks for the table
     deployed.cloud.forget()
-    deployed.seconds = 29.0
     yield deployed
     deployed.cloud.forget()
 
@@ -118,21 +117,12 @@ def test_requests_need_no_signature_where_the_template_says_so(
 # The instance.
 
 
-def test_a_stopping_instance_is_started_once_it_has_stopped(function: Function) -> None:
-    function.cloud.rewrite("DescribeInstances", in_state("stopping"), times=3)
-    assert function.post(PROMPT).body["instance"] == {"state": "pending"}
-    assert function.cloud.operations("ec2") == ["DescribeInstances"] * 4 + ["StartInstances"]
-
-
-def test_a_stop_that_takes_longer_leaves_the_job_to_a_sweep(function: Function) -> None:
-    function.cloud.rewrite("DescribeInstances", in_state("stopping"), times=100)
-    function.seconds = 3.5
+def test_a_stopping_instance_is_started_by_the_sweep_after_its_stop(function: Function) -> None:
+    function.cloud.rewrite("DescribeInstances", in_state("stopping"))
     answer = function.post(PROMPT)
     assert answer.status == 202
     assert answer.body["instance"] == {"state": "stopping", "error": "IncorrectInstanceState"}
     assert answer.headers["retry-after"] == "30"
-    function.cloud.forget()
-    function.seconds = 29.0
     assert function.sweep() == {"open": True, "instance": "pending"}
     assert function.sweep() == {"open": True, "instance": "running"}
 
@@ -148,14 +138,12 @@ def test_a_start_that_is_refused_for_a_moment_is_repeated(function: Function, co
 
 def test_an_instance_that_never_starts_loses_no_job(function: Function, queue: JobQueue) -> None:
     function.cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500, times=1000)
-    function.seconds = 3.5
     answer = function.post(PROMPT, prefer="wait=1")
     assert answer.status == 202
     assert answer.body["instance"] == {"state": "stopped", "error": "InsufficientInstanceCapacity"}
     with pytest.raises(SweepFailed, match=r"stopped .InsufficientInstanceCapacity"):
         function.sweep()
     function.cloud.forget()
-    function.seconds = 29.0
     assert function.sweep()["instance"] == "pending"
     leased = queue.lease()
     assert leased is not None
