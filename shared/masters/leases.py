@@ -13,6 +13,8 @@ from collections.abc import MutableSequence
 
 # Events of a slot that are counted over all its workers. They are keys of `State.counters`.
 COUNTS = ("restarts", "reloads.succeeded", "reloads.failed")
+# Living workers of a slot, at most: `Generations` begins no reload while a slot has two.
+MAX_GENERATIONS = 2
 # This number of deaths before warm, in a row, is a failure of the slot; fewer may be somebody's signals.
 MANY_FAILURES = 3
 
@@ -20,45 +22,40 @@ MANY_FAILURES = 3
 class Leases:
     """Leases slots to workers; a worker is identified by its gunicorn age, which only grows."""
 
-    def __init__(self, num_slots: int, *, max_generations: int = 16, words: MutableSequence[int] | None = None) -> None:
+    def __init__(self, num_slots: int, words: MutableSequence[int] | None = None) -> None:
         """
         Args:
-            max_generations: living workers of a slot that can report as warm. A worker beyond that (as many reloads
-                while none of the old workers has stopped) serves, but older generations do not see that it is warm.
             words: `num_words` words, each loaded and stored atomically. By default memory that is shared across fork,
                 whose aligned 8-byte accesses are atomic.
         """
-        size = self.num_words(num_slots, max_generations)
+        size = self.num_words(num_slots)
         # Each slot's warm words, each slot's counts, and whether the pool stops.
         self._words = memoryview(mmap.mmap(-1, 8 * size)).cast("q") if words is None else words
         self._num_slots = num_slots
-        self._max_generations = max_generations
         self._slot_of: dict[int, int] = {}  # by age
         self._row_of: dict[int, int] = {}  # index of the warm word that only the worker of this age writes
         # Counts by slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
         self._failures: dict[int, tuple[int, list[int]]] = {}
 
     @staticmethod
-    def num_words(num_slots: int, max_generations: int) -> int:
-        return num_slots * (max_generations + len(COUNTS)) + 1
+    def num_words(num_slots: int) -> int:
+        return num_slots * (MAX_GENERATIONS + len(COUNTS)) + 1
 
     def lease(self, age: int, slot: int) -> None:
         """Give a slot to the worker `age`: the first holder of a free slot, else the successor of those that hold it.
 
         To be called in the master, before the worker is forked.
         """
-        taken = {self._row_of.get(holder) for holder in self.holders(slot)}
-        free_row = next((row for row in range(self._max_generations) if row not in taken), None)
+        taken = {self._row_of[holder] for holder in self.holders(slot)}
+        self._row_of[age] = next(row for row in range(MAX_GENERATIONS) if row not in taken)
         self._slot_of[age] = slot
-        if free_row is not None:
-            self._row_of[age] = free_row
 
     def free(self, age: int) -> None:
         """Take back the slot of a worker whose process has ended. To be called in the master."""
         slot = self._slot_of.pop(age, None)
         if slot is None:
             return
-        self._row_of.pop(age, None)
+        del self._row_of[age]
         warm_ages = self._warm_ages(slot)
         has_failed = max(warm_ages) < age
         self._failures[slot] = (self._num_failures(slot, warm_ages) + 1 if has_failed else 0, warm_ages)
@@ -77,8 +74,7 @@ class Leases:
 
     def mark_warm(self, slot: int, age: int) -> None:
         """Report that the model is warm. To be called in the worker `age`, which was forked after its lease."""
-        if age in self._row_of:
-            self._words[self._warm_words(slot)[self._row_of[age]]] = age
+        self._words[self._warm_words(slot)[self._row_of[age]]] = age
 
     def mark_stopping(self) -> None:
         """Report that all workers are about to get SIGTERM because the pool stops. To be called in the master."""
@@ -114,11 +110,11 @@ class Leases:
         return count if warm_ages == warm_ages_then else 0  # else a worker became warm since
 
     def _warm_words(self, slot: int) -> range:
-        start = slot * self._max_generations
-        return range(start, start + self._max_generations)
+        start = slot * MAX_GENERATIONS
+        return range(start, start + MAX_GENERATIONS)
 
     def _count_words(self, slot: int) -> range:
-        start = self._num_slots * self._max_generations + slot * len(COUNTS)
+        start = self._num_slots * MAX_GENERATIONS + slot * len(COUNTS)
         return range(start, start + len(COUNTS))
 
     def _warm_ages(self, slot: int) -> list[int]:
