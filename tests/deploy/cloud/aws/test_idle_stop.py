@@ -1,6 +1,6 @@
 """R18 on AWS: an instance that is idle powers itself off; no request around that is lost, and none is run twice.
 
-The function, the gateway, its workers and the look at the queue before the power-off are the real ones. moto's EC2 has
+The function, the gateway and its workers are the real ones. moto's EC2 has
 no machine behind an instance, so a thread of the test plays one: systemd, which starts `tercet serve` at boot and after
 an exit, the time that a shutdown takes, and EventBridge, which reports it to the function. A second stands for the
 minute between scheduled sweeps.
@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from deploy.cloud.aws import power_off
 from deploy.cloud.aws.wake.handler import SweepFailed
 from tests.deploy.cloud.aws.cloud import Cloud
 from tests.deploy.cloud.aws.function import STOPPED, Answer, Function, deployed_function, in_state
+from tests.deploy.cloud.aws.test_power_off import IDLE_STATUS
 from tests.e2e.harness import Tercet, until
 from tests.e2e.lifecycle import Starter
 
@@ -36,22 +36,18 @@ SWEEP_S = 1.0
 class Machine(Starter):
     """The machine of the instance, and what EventBridge does about it."""
 
-    def __init__(self, function: Function, tercet: Tercet, directory: Path) -> None:
+    def __init__(self, function: Function, tercet: Tercet) -> None:
         super().__init__()
         self.num_power_offs = 0
-        self.num_kept = 0  # idle stops after which the instance stayed on for a job
         self.exit_codes: Counter[int] = Counter()
         self.failure: BaseException | None = None
         self._function = function
         self._tercet = tercet
-        self._powered_off = directory / "powered-off"
 
     def run(self) -> None:
         try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(power_off, "POWER_OFF", ("touch", str(self._powered_off)))
-                while not self.is_over.is_set():
-                    self._live()
+            while not self.is_over.is_set():
+                self._live()
         except BaseException as error:
             self.failure = error
             raise
@@ -81,7 +77,7 @@ class Machine(Starter):
 
     def _has_powered_off(self) -> bool:
         """Run the service once, as systemd does; False: it is to be started again."""
-        self._tercet.start(sys.executable, "-m", "deploy", "serve", "--idle-status", str(power_off.IDLE_STATUS))
+        self._tercet.start(sys.executable, "-m", "deploy", "serve", "--idle-status", str(IDLE_STATUS))
         process = self._tercet.process
         while process.poll() is None:
             if self.is_over.wait(POLL_S):
@@ -90,11 +86,7 @@ class Machine(Starter):
                 return False
         code = process.wait()
         self.exit_codes[code] += 1
-        self._powered_off.unlink(missing_ok=True)
-        assert power_off.main({**self._tercet.environ, "EXIT_STATUS": str(code)}) == 0
-        if not self._powered_off.exists():
-            self.num_kept += 1
-        return self._powered_off.exists()
+        return code == IDLE_STATUS
 
 
 def wait_for_results(function: Function, machine: Machine, ids: list[str]) -> list[Answer]:
@@ -124,7 +116,7 @@ def test_requests_around_an_idle_stop_are_all_answered_once(
         running.forget()
         tercet = Tercet(tmp_path, idle_stop_s="1.5", jobs=function.job_store)
         tercet.environ |= running.environ
-        with Machine(function, tercet, tmp_path) as machine:
+        with Machine(function, tercet) as machine:
 
             def send(number: int) -> str:
                 body: dict[str, Any] = {"prompt": f"Door {number} opened, and", "num_samples": 1, "length": 2}
@@ -155,10 +147,10 @@ def test_requests_around_an_idle_stop_are_all_answered_once(
     assert len(set(ids)) == len(ids) == 1 + 4 * num_stops
     finished = Counter(event["job"] for event in tercet.events("job_finished"))
     assert finished == Counter(job_id[:8] for job_id in ids)
-    assert set(machine.exit_codes) == {power_off.IDLE_STATUS}
+    assert set(machine.exit_codes) == {IDLE_STATUS}
     assert machine.exit_codes.total() >= num_stops
     with capsys.disabled():
         print(
-            f"\nidle stops {machine.exit_codes.total()}; powered off {machine.num_power_offs}; stayed on for a job "
-            f"{machine.num_kept}; requests {len(ids)}, answered {len(answers)}, computed {finished.total()}"
+            f"\nidle stops {machine.exit_codes.total()}; powered off {machine.num_power_offs}; requests {len(ids)}, "
+            f"answered {len(answers)}, computed {finished.total()}"
         )
