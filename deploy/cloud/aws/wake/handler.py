@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
+import re
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,7 @@ MARGIN_S = 1.5
 PATIENCE_S = 5.0
 POLL_S = 0.25
 RETRY_AFTER_S = "1"
+_WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]+(?:\.[0-9]+)?)"?\s*(?:[,;]|$)', re.IGNORECASE)
 # The owner of all jobs where requests are not signed. No principal has this name.
 PUBLIC = "public"
 Answer = dict[str, Any]  # in the form of an HTTP API (payload 2.0)
@@ -124,10 +125,7 @@ def handle(event: dict[str, Any], context: Any) -> dict[str, Any]:
 @cache
 def make_service() -> Service:
     """Read the environment that the template gives to the function."""
-    return _make_service(os.environ)
-
-
-def _make_service(environ: Mapping[str, str]) -> Service:
+    environ = os.environ
     store = DynamoDbStore(environ["TABLE"])
     jobs = JobQueue(store, ttl_s=float(environ["JOB_TTL_S"]), max_open=int(environ["JOB_QUEUE"]))
     instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
@@ -149,15 +147,8 @@ def _owner(event: dict[str, Any]) -> str:
 
 def _wait_s(prefer: str) -> float:
     """Seconds of `Prefer: wait=10` (RFC 7240); 0 where it is absent or no number."""
-    for preference in prefer.split(","):
-        name, _, value = preference.partition(";")[0].partition("=")
-        if name.strip().lower() == "wait":
-            try:
-                seconds = float(value.strip().strip('"'))
-            except ValueError:
-                return 0.0
-            return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-    return 0.0
+    match = _WAIT.search(prefer)
+    return float(match[1]) if match else 0.0
 
 
 def _render(job: Job, wake: Wake | None, status: int, warnings: Sequence[str] = ()) -> Answer:
