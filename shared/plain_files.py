@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import stat
 import time
@@ -40,13 +41,14 @@ def read_plain(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         return file.read(max_bytes)
 
 
-def open_lock(path: Path, timeout_s: float) -> BufferedReader:
-    """The lock file at `path`, made if missing, with its lock held until it is closed.
+def open_lock(path: Path, timeout_s: float = math.inf) -> BufferedReader:
+    """The lock file at `path`, made if missing, with its lock held until it is closed. No child process inherits it.
 
     Raises:
         OSError: it cannot be opened, or another process holds the lock for `timeout_s`, as a `TimeoutError`.
     """
-    file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600), "rb")  # noqa: SIM115
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    file = open(os.open(path, flags, 0o600), "rb")  # noqa: SIM115
     end = time.monotonic() + timeout_s
     while True:
         try:

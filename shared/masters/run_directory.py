@@ -11,13 +11,15 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
 from shared.errors import StartError, refusing_os_errors
+from shared.plain_files import open_lock
 from shared.run_paths import MAX_SOCKET_PATH_BYTES, is_in_use, num_socket_path_bytes
 from shared.settings import Settings
 
@@ -131,22 +133,13 @@ def restore_lock(settings: Settings, name: str, lock: IO[str], *, is_supervised:
     return restored
 
 
-@contextmanager
-def holding_device(settings: Settings, device: str) -> Iterator[None]:
-    """Wait for the instance's lock of a GPU, and hold it in the block. It ends with the process that holds it.
-
-    Each call has a descriptor of its own, which no child process inherits.
+def holding_device(settings: Settings, device: str) -> BufferedReader:
+    """Wait for the instance's lock of a GPU, and hold it until the file is closed. It ends with its process.
 
     Raises:
         OSError: its file in the run directory cannot be opened.
     """
-    path = settings.run_path / device_lock_name(device)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
+    return open_lock(settings.run_path / device_lock_name(device))
 
 
 def device_lock_name(device: str) -> str:

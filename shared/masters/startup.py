@@ -25,6 +25,7 @@ from shared.certificates import earliest_expiry
 from shared.errors import StartError, refusing_os_errors
 from shared.extras import ROOT, install_command
 from shared.masters.run_directory import prepare_run_directory
+from shared.plain_files import open_lock
 from shared.plan import PLAN_LOCK_FILE, Plan, read_current_plan, read_plan
 from shared.pool_keys import watch_pool_keys
 from shared.redis_urls import REDIS_SCHEMES
@@ -259,9 +260,8 @@ def read_or_make_plan(settings: Settings, environ: Mapping[str, str]) -> Plan:
     """
     run_path = prepare_run_directory(settings)
     with refusing_os_errors("The lock of the slot plan cannot be opened in", run_path):
-        lock = (run_path / PLAN_LOCK_FILE).open("w")
+        lock = open_lock(run_path / PLAN_LOCK_FILE)
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         if (plan := read_current_plan(settings, environ)) is not None:
             return plan
         command = [sys.executable, "-m", "deploy", "plan", "--write"]
