@@ -115,29 +115,19 @@ def _cpu(root: Path) -> Iterator[Finding]:
     if not compiled_path(used, COMPILED, sys.platform).exists():
         why = "A worker cannot load a model on the CPU."
         yield Finding("cpu", f"{fact}: not compiled", "problem", why, repair_command())
-    elif used.name in _BETTER:
-        yield Finding("cpu", fact, "advice", _BETTER[used.name], "grep -m1 -E 'flags|Features' /proc/cpuinfo")
     else:
-        yield Finding("cpu", fact)
+        command = "grep -m1 -E 'flags|Features' /proc/cpuinfo"
+        yield _judged("cpu", fact, used.name in _BETTER, _BETTER.get(used.name, ""), command)
     quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and int(quota) < cores * int(period):
         allowed = int(quota) / int(period)
-        yield Finding(
-            "cpu",
-            f"the control group may use {allowed:g} of {cores} cores",
-            "advice",
-            "Threads beyond the quota are stopped for the rest of each period.",
-            f"export TERCET_CPU_THREADS={max(1, int(allowed))}",
-        )
-    governor = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor and governor != "performance":
-        yield Finding(
-            "cpu",
-            f"frequency governor {governor}",
-            "advice",
-            "A request is short, and the clock rises only during it.",
-            "cpupower frequency-set -g performance",
-        )
+        fact = f"the control group may use {allowed:g} of {cores} cores"
+        why = "Threads beyond the quota are stopped for the rest of each period."
+        yield _judged("cpu", fact, True, why, f"export TERCET_CPU_THREADS={max(1, int(allowed))}")
+    if governor := _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"):
+        why = "A request is short, and the clock rises only during it."
+        command = "cpupower frequency-set -g performance"
+        yield _judged("cpu", f"frequency governor {governor}", governor != "performance", why, command)
 
 
 def _load(root: Path) -> Iterator[Finding]:
@@ -157,17 +147,11 @@ def _memory(root: Path) -> Iterator[Finding]:
     why = "A worker may be killed while it loads its model: serve the small checkpoint in small batches."
     command = "TERCET_MODELS=embedded TERCET_MAX_BATCH=12 tercet serve"
     yield _judged("memory", fact, available < MIN_MEMORY_BYTES, why, command)
-    pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    if "[never]" in pages:
-        yield Finding(
-            "memory",
-            "transparent huge pages are off",
-            "advice",
-            "Workers ask for pages of 2 MiB for their weights, which a step reads from end to end.",
-            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        )
-    elif pages:
-        yield Finding("memory", f"transparent huge pages: {pages.partition('[')[2].partition(']')[0]}")
+    if pages := _read(root / "sys/kernel/mm/transparent_hugepage/enabled"):
+        chosen = pages.partition("[")[2].partition("]")[0]
+        why = "Workers ask for pages of 2 MiB for their weights, which a step reads from end to end."
+        command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        yield _judged("memory", f"transparent huge pages: {chosen}", chosen == "never", why, command)
 
 
 def _limits(root: Path) -> Iterator[Finding]:
@@ -178,15 +162,10 @@ def _limits(root: Path) -> Iterator[Finding]:
     is_low = not is_unlimited and hard < MIN_DESCRIPTORS
     yield _judged("limits", fact, is_low, why, "ulimit -Hn 16384 (systemd: LimitNOFILE=)")
     backlog = _read(root / "proc/sys/net/core/somaxconn")
-    if backlog.isdigit() and int(backlog) < BACKLOG:
+    if backlog.isdigit():
+        fact = f"{backlog} connections may wait to be accepted"
         why = f"Tercet asks for a backlog of {BACKLOG} connections, which wait in it while a gateway is replaced."
-        yield Finding(
-            "limits",
-            f"{backlog} connections may wait to be accepted",
-            "advice",
-            why,
-            f"sysctl -w net.core.somaxconn={BACKLOG}",
-        )
+        yield _judged("limits", fact, int(backlog) < BACKLOG, why, f"sysctl -w net.core.somaxconn={BACKLOG}")
 
 
 def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
@@ -201,16 +180,10 @@ def _gpus(settings: Settings, environ: Mapping[str, str], root: Path) -> Iterato
         yield Finding("gpu", str(error), "advice" if serves_on_cpu else "problem", why, "nvidia-smi")
         return
     if not gpus:
-        if any(_is_nvidia_card(path) for path in (root / "sys/bus/pci/devices").glob("*")):
-            yield Finding(
-                "gpu",
-                "an NVIDIA card without a driver",
-                "advice",
-                "Tercet computes on the CPU only.",
-                "apt-get install nvidia-driver (Debian: non-free), then restart the machine",
-            )
-        else:
-            yield Finding("gpu", "none")
+        has_card = any(_is_nvidia_card(path) for path in (root / "sys/bus/pci/devices").glob("*"))
+        fact = "an NVIDIA card without a driver" if has_card else "none"
+        command = "apt-get install nvidia-driver (Debian: non-free), then restart the machine"
+        yield _judged("gpu", fact, has_card, "Tercet computes on the CPU only.", command)
         return
     _, cuda = installed_cuda()
     for gpu in gpus:
