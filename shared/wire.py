@@ -94,7 +94,7 @@ def request_headers(
     request_id: str | None = None,
     session_id: bytes | None = None,
 ) -> list[tuple[bytes, bytes]]:
-    """The headers of a request, in the order that `match_local_head` and `match_remote_head` expect.
+    """The headers of a request, in the order that `match_head` expects.
 
     Args:
         key: key of the pool; "" for none.
@@ -117,7 +117,7 @@ class GenerateHead(NamedTuple):
     """The head of a `POST /generate` with `request_headers`: its length, that of its body, and the key's header.
 
     Attributes:
-        authorization: b"" on a slot's own socket.
+        authorization: b"" if there is none, as on a slot's own socket.
     """
 
     num_bytes: int
@@ -125,25 +125,16 @@ class GenerateHead(NamedTuple):
     authorization: bytes = b""
 
 
-_LOCAL_HEAD = re.compile(
-    rb"POST /generate HTTP/1\.1\r\nHost: slot\r\nContent-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\n\r\n"
-)
-_REMOTE_HEAD = re.compile(
-    rb"POST /generate HTTP/1\.1\r\nHost: [^\r\n]*\r\nAuthorization: ([^\r\n]*)\r\n"
-    rb"Content-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\nX-Session-Id: [^\r\n]*\r\n\r\n"
+_HEAD = re.compile(
+    rb"POST /generate HTTP/1\.1\r\nHost: [^\r\n]*\r\n(?:Authorization: ([^\r\n]*)\r\n)?"
+    rb"Content-Length: (\d{1,9})\r\nX-Request-Id: [^\r\n]*\r\n(?:X-Session-Id: [^\r\n]*\r\n)?\r\n"
 )
 
 
-def match_local_head(data: bytes) -> GenerateHead | None:
-    """The head that a gateway sends on a slot's own socket, if `data` begins with it."""
-    match = _LOCAL_HEAD.match(data)
-    return None if match is None else GenerateHead(match.end(), int(match[1]))
-
-
-def match_remote_head(data: bytes) -> GenerateHead | None:
-    """The head that a gateway sends to a worker of another machine, if `data` begins with it."""
-    match = _REMOTE_HEAD.match(data)
-    return None if match is None else GenerateHead(match.end(), int(match[2]), match[1])
+def match_head(data: bytes) -> GenerateHead | None:
+    """The head that a gateway sends, on a slot's own socket or to another machine, if `data` begins with it."""
+    match = _HEAD.match(data)
+    return None if match is None else GenerateHead(match.end(), int(match[2]), match[1] or b"")
 
 
 def encode_request(request: GenerateRequest | TokenizeRequest) -> bytes:

@@ -311,7 +311,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
                 data, num_head_bytes = self._receive_over_tcp(conn)
             else:
                 data = conn.sock.recv(READ_BYTES)
-                head = wire.match_local_head(data)
+                head = wire.match_head(data)
                 is_complete = head is not None and len(data) == head.num_bytes + head.content_length
                 num_head_bytes = head.num_bytes if head is not None and is_complete else 0
             if not data:
@@ -333,7 +333,7 @@ class SlotWorker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no type hi
         Empty: the gateway has closed the connection."""
         conn.sock.setblocking(True)  # TLS may have to read more than once
         data: bytes = conn.sock.recv(READ_BYTES)
-        head = wire.match_remote_head(data)
+        head = wire.match_head(data)
         if head is None or self._port is None or not self._port.knows(conn, head.authorization):
             return data, 0
         num_bytes = head.num_bytes + head.content_length

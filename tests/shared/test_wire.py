@@ -24,8 +24,8 @@ def head(target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"\r\n".join([*lines, b"", b""])
 
 
-def remote_head(prefix: str = "", key: str = "k") -> bytes:
-    headers = wire.request_headers(host=b"workers.example:9100", key=key, length=12, request_id="r-1", session_id=b"5f")
+def remote_head(prefix: str = "") -> bytes:
+    headers = wire.request_headers(host=b"workers.example:9100", key="k", length=12, request_id="r-1", session_id=b"5f")
     return head(f"{prefix}/generate", headers)
 
 
@@ -36,30 +36,24 @@ def test_heads_are_these_bytes() -> None:
 
 
 def test_a_worker_matches_what_a_gateway_writes() -> None:
-    assert wire.match_local_head(LOCAL + b"x" * 12) == wire.GenerateHead(len(LOCAL), 12)
+    assert wire.match_head(LOCAL + b"x" * 12) == wire.GenerateHead(len(LOCAL), 12)
     head = remote_head()
-    assert wire.match_remote_head(head + b"x" * 12) == wire.GenerateHead(len(head), 12, b"Bearer k")
+    assert wire.match_head(head + b"x" * 12) == wire.GenerateHead(len(head), 12, b"Bearer k")
 
 
 @pytest.mark.parametrize(
     "data",
     [
         LOCAL[:-1],
-        LOCAL.replace(b"Host: slot", b"Host: other"),
         LOCAL.replace(b"POST", b"GET"),
         LOCAL.replace(b"12", b"-1"),
         LOCAL.replace(b"12", b"1234567890"),
         LOCAL.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"),
-        remote_head(),
+        REMOTE,
     ],
 )
-def test_another_head_on_a_slots_socket_is_left_to_the_parser(data: bytes) -> None:
-    assert wire.match_local_head(data) is None
-
-
-@pytest.mark.parametrize("data", [LOCAL, REMOTE, remote_head(key="")])
-def test_another_head_on_a_port_is_left_to_the_parser(data: bytes) -> None:
-    assert wire.match_remote_head(data) is None
+def test_another_head_is_left_to_the_parser(data: bytes) -> None:
+    assert wire.match_head(data) is None
 
 
 def test_lines_are_told_apart_whatever_the_chunks() -> None:
