@@ -53,21 +53,21 @@ def is_in_use(run_path: Path) -> bool:
             return False
     except OSError:
         return False
-    return any(_is_locked(run_path / name) for name in LOCKS)
+    return any(read_lock(run_path / name) is not None for name in LOCKS)
 
 
-def _is_locked(path: Path) -> bool:
+def read_lock(path: Path) -> str | None:
+    """What the process that holds a lock has written into its file; None if no process holds it."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(file)
-    return False
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return file.read()
+    return None
 
 
 def _places(port: int) -> Iterator[Path]:

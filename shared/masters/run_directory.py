@@ -20,7 +20,7 @@ from typing import IO
 
 from shared.errors import StartError, refusing_os_errors
 from shared.plain_files import open_lock
-from shared.run_paths import MAX_SOCKET_PATH_BYTES, is_in_use, num_socket_path_bytes
+from shared.run_paths import MAX_SOCKET_PATH_BYTES, is_in_use, num_socket_path_bytes, read_lock
 from shared.settings import Settings
 
 MARKER_FILE = "tercet-run-directory"
@@ -91,7 +91,7 @@ def lock_run_directory(settings: Settings, name: str, *, is_supervised: bool = F
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = _read_holder(lock)
+            holder = _holder(lock.read())
             lock.close()
             raise StartError(
                 f"The run directory {settings.run_path} is in use by process "
@@ -149,16 +149,7 @@ def device_lock_name(device: str) -> str:
 
 def lock_holder(settings: Settings, name: str) -> Holder | None:
     """The process that holds `<run directory>/<name>.lock`, or None."""
-    try:
-        lock = os.fdopen(os.open(settings.run_path / f"{name}.lock", os.O_RDONLY | os.O_NOFOLLOW))
-    except OSError:
-        return None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return _read_holder(lock)
-    return None
+    return _holder(read_lock(settings.run_path / f"{name}.lock") or "")
 
 
 def remove_lock_file(settings: Settings, name: str) -> None:
@@ -247,8 +238,7 @@ def _open_lock(path: Path) -> IO[str]:
     return os.fdopen(file, "r+")
 
 
-def _read_holder(lock: IO[str]) -> Holder | None:
-    """What the holder has written, or None if it has not written yet."""
-    lock.seek(0)
-    pid, _, note = lock.read().partition("\n")
+def _holder(text: str) -> Holder | None:
+    """What the holder of a lock has written, or None if it has not written yet."""
+    pid, _, note = text.partition("\n")
     return Holder(int(pid), note.strip() == _SUPERVISED) if pid.isdecimal() else None
