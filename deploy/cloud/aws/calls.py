@@ -66,13 +66,13 @@ class Account:
         """
         try:
             import boto3
+            from botocore import exceptions as errors
             from botocore.config import Config
-            from botocore.exceptions import BotoCoreError
         except ImportError as error:
             raise StartError(f"This needs boto3: {install_command('aws')}") from error
         try:
             self._session = boto3.Session(region_name=region, profile_name=profile)
-        except BotoCoreError as error:
+        except errors.BotoCoreError as error:
             raise StartError(f"{error}. Name a section of ~/.aws/config with --profile.") from error
         if self._session.region_name is None:
             raise StartError("No AWS region is set: give one with --region, for example --region eu-central-1.")
@@ -91,25 +91,20 @@ class Account:
             AwsError: AWS refuses it.
             StartError: there are no credentials, or AWS cannot be reached.
         """
-        from botocore.exceptions import (
-            BotoCoreError,
-            ClientError,
-            NoCredentialsError,
-            PartialCredentialsError,
-        )
+        from botocore import exceptions as errors
 
         try:
             if service not in self._clients:
                 self._clients[service] = self._session.client(service, config=self._config)
             answer: dict[str, Any] = getattr(self._clients[service], operation)(**parameters)
-        except ClientError as error:
+        except errors.ClientError as error:
             found = error.response.get("Error", {})
             raise AwsError(operation, found.get("Code", "unknown error"), found.get("Message", "")) from error
-        except (NoCredentialsError, PartialCredentialsError) as error:
+        except (errors.NoCredentialsError, errors.PartialCredentialsError) as error:
             raise StartError(
                 f"{error}: log in with `aws configure` or `aws sso login`, or name a profile with --profile."
             ) from error
-        except BotoCoreError as error:
+        except errors.BotoCoreError as error:
             raise StartError(f"{operation}: {' '.join(str(error).split())}") from error
         return answer
 
