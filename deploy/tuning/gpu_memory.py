@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from deploy.tuning.gpus import InstalledGpu, find_gpu, known_gpus
+from deploy.tuning.gpus import InstalledGpu, find_gpu, list_gpus
 from shared.errors import StartError
 from shared.memory_plan import Division, Gpu, ModelShape, divide, largest, needed_bytes, usable_bytes, worker_needs
 from shared.plan import Model, Plan, Slot
@@ -33,7 +33,7 @@ def with_memory(plan: Plan, settings: Settings, environ: Mapping[str, str]) -> P
         StartError: the workers of a GPU do not fit.
     """
     devices = list(dict.fromkeys(slot.device for slot in plan.slots if slot.device != "cpu"))
-    installed = known_gpus() if devices else []
+    installed = list_gpus(nodes=()) if devices else []  # a card of unknown memory is planned, too
     if settings.pool.compute == "cpu" and not installed:
         return plan
     shapes = {model.name: memory_shape(model_config(model)) for model in plan.models}

@@ -40,7 +40,7 @@ class InstalledGpu:
 
 
 def list_gpus(nodes: Iterable[Sequence[str]] = DEVICE_NODES, timeout_s: float = TIMEOUT_S) -> list[InstalledGpu]:
-    """The GPUs that `nvidia-smi` lists; none if there is no device node.
+    """The GPUs that `nvidia-smi` lists; none if there is no device node and it is missing, fails or hangs.
 
     Raises:
         StartError: there is a device node, and `nvidia-smi` is missing, fails, hangs, or lists no GPU.
@@ -103,15 +103,9 @@ def has_mps(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
     return (root / directory.lstrip("/") / "control").exists()
 
 
-def known_gpus() -> list[InstalledGpu]:
-    """The GPUs that `nvidia-smi` lists; none where it is missing, fails or hangs."""
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
-        return _read_gpus(TIMEOUT_S)
-    return []
-
-
 def known_mig_instances() -> list[InstalledGpu]:
-    """As `known_gpus`. The memory of a MIG instance is that in its name, which is at most what it has."""
+    """Those that `nvidia-smi` lists; none where it is missing, fails or hangs. The memory of a MIG instance is that in
+    its name, which is at most what it has."""
     with suppress(OSError, subprocess.SubprocessError):
         return [
             InstalledGpu(f"MIG {match['name']}", uuid=match["uuid"], memory_bytes=int(match["gigabytes"]) * 10**9)
@@ -134,10 +128,10 @@ def find_gpu(device: str, gpus: Sequence[InstalledGpu], environ: Mapping[str, st
     return next((gpu for gpu in gpus if gpu.index == entry or gpu.uuid.startswith(entry)), None)
 
 
-def query_gpus(fields: str, *options: str) -> list[list[str]]:
+def query_gpus(fields: str) -> list[list[str]]:
     """The values of these fields for each GPU; no row if `nvidia-smi` is missing, fails or hangs."""
     with suppress(OSError, subprocess.SubprocessError):
-        return _query(fields, *options)
+        return _query(fields)
     return []
 
 
@@ -173,9 +167,9 @@ def _read_gpus(timeout_s: float) -> list[InstalledGpu]:
     ]
 
 
-def _query(fields: str, *options: str, timeout_s: float = TIMEOUT_S) -> list[list[str]]:
+def _query(fields: str, timeout_s: float = TIMEOUT_S) -> list[list[str]]:
     """Rows of as many values as there are fields; raises as `_run_nvidia_smi`. Only the last may contain commas."""
-    listed = _run_nvidia_smi(*options, f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
+    listed = _run_nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
     num_commas = fields.count(",")
     rows = [[value.strip() for value in line.split(",", num_commas)] for line in listed.splitlines()]
     return [row for row in rows if len(row) > num_commas]

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from deploy.tuning.gpu_memory import memory_shape, model_config, with_memory
-from deploy.tuning.gpus import check_gpus, known_gpus, list_gpus
+from deploy.tuning.gpus import check_gpus, list_gpus
 from shared import cpu_features
 from shared.errors import StartError
 from shared.free_memory import cache_budget_bytes
@@ -186,7 +186,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
         StartError: as `list_gpus`.
     """
     if visible := visible_gpus(environ):
-        visible = visible_gpus(environ, [(gpu.index, gpu.uuid) for gpu in known_gpus()])
+        visible = visible_gpus(environ, [(gpu.index, gpu.uuid) for gpu in list_gpus(nodes=())])
     return len(list_gpus()) if visible is None else len(visible)
 
 
