@@ -1,37 +1,30 @@
 """Keeps what `tercet tune` has measured, so that an interrupted run continues where it was.
 
-One file of JSON lines, to which lines are only appended; each belongs to a run, which is identified by everything that
-its figures depend on: machine, code, model, load and settings. Does not know what is decided on the figures.
+One JSON file with the results of all runs, replaced with each result; a run is identified by everything that its
+figures depend on: machine, code, model, load and settings. Does not know what is decided on the figures.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from deploy.terminal import json_lines
 from deploy.tuning.tune.results import Candidate, Measurement, merged
 from shared.errors import StartError
+from shared.plain_files import open_lock
 
 CODE = ("deploy/tuning/load", "deploy/tuning/tune", "gateway", "shared", "workers")
 
 
 class Record(msgspec.Struct, omit_defaults=True):
-    """One line: a candidate with its `measurement` or its `failure`. Without a candidate: the run began anew.
+    """A candidate with its `measurement` or its `failure`: why it could not be served."""
 
-    Attributes:
-        run: key of the run.
-        failure: why the candidate could not be served.
-    """
-
-    run: str
-    candidate: Candidate | None = None
+    candidate: Candidate
     measurement: Measurement | None = None
     failure: str | None = None
 
@@ -52,17 +45,14 @@ class State:
         Raises:
             StartError: the file cannot be read or written, or another run holds it.
         """
-        self._run = run
+        self._path = path
         self.outcomes: dict[Candidate, Measurement | str] = {}
         self._passes: dict[Candidate, list[Measurement]] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._file.seek(0)
-            content = self._file.read()
-        except BlockingIOError:
-            self._file.close()
+            self._lock = open_lock(path.with_name(f"{path.name}.lock"), timeout_s=0)
+            content = path.read_bytes() if path.exists() else b""
+        except TimeoutError:
             raise StartError(
                 f"Another `tercet tune` is running ({path} is locked): wait for it. Two at once would measure each "
                 "other."
@@ -71,40 +61,34 @@ class State:
             raise StartError(
                 f"The results cannot be kept in {path} ({error.strerror}): name another file with --state."
             ) from error
-        if content and not content.endswith(b"\n"):  # an interrupted write
-            self._file.write(b"\n")
-        for line in content.splitlines():
-            with suppress(msgspec.MsgspecError):  # cut off, or in another version's format
-                self._accept(msgspec.json.decode(line, type=Record))
+        try:
+            self._runs = msgspec.json.decode(content, type=dict[str, list[Record]])
+        except msgspec.MsgspecError:  # a new file, or one in another version's format
+            self._runs = {}
         if is_new:
-            self._append(Record(run))
+            self._runs.pop(run, None)
+        self._records = self._runs.setdefault(run, [])
+        for record in self._records:
+            self._accept(record)
 
     def add(self, candidate: Candidate, **outcome: Any) -> None:
-        """Append a `measurement` or a `failure`; it is on the disk when this returns."""
-        self._append(Record(self._run, candidate, **outcome))
+        """Add a `measurement` or a `failure`; it is in the file when this returns."""
+        self._records.append(record := Record(candidate, **outcome))
+        self._accept(record)
+        new = self._path.with_name(f"{self._path.name}.new")
+        new.write_bytes(json_lines(self._runs))
+        new.replace(self._path)
 
     def close(self) -> None:
-        self._file.close()
-
-    def _append(self, record: Record) -> None:
-        self._accept(record)
-        self._file.write(msgspec.json.encode(record) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._lock.close()
 
     def _accept(self, record: Record) -> None:
-        if record.run != self._run:
-            return
-        candidate, measurement = record.candidate, record.measurement
-        if candidate is None:
-            self.outcomes.clear()
-            self._passes.clear()
-        elif measurement is not None:
-            passes = self._passes.setdefault(candidate, [])
-            passes.append(measurement)
-            self.outcomes[candidate] = merged(passes)
+        if record.measurement is None:
+            self.outcomes[record.candidate] = record.failure or ""
         else:
-            self.outcomes[candidate] = record.failure or ""
+            passes = self._passes.setdefault(record.candidate, [])
+            passes.append(record.measurement)
+            self.outcomes[record.candidate] = merged(passes)
 
 
 def run_key(identity: Mapping[str, Any]) -> str:

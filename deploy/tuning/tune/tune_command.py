@@ -78,7 +78,7 @@ def tune(
     budget: Annotated[float, typer.Option(min=0.1, help="Minutes that the search may take.")] = 15.0,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has measured.")] = False,
     state: Annotated[
-        Path | None, typer.Option(help="File for the results; default: tune.jsonl in TERCET_CACHE_DIR.", dir_okay=False)
+        Path | None, typer.Option(help="File for the results; default: tune.json in TERCET_CACHE_DIR.", dir_okay=False)
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the result to this file.", dir_okay=False)
@@ -122,7 +122,7 @@ def tune(
         num_samples=samples,
         max_workers=max_workers,
     )
-    path = state or (cache_directory(settings) or Path.cwd()) / "tune.jsonl"
+    path = state or (cache_directory(settings) or Path.cwd()) / "tune.json"
     document = Document(
         bench="tune",
         is_quick=quick,

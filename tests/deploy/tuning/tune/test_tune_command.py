@@ -43,7 +43,7 @@ def tune(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         (("--qps", "0"), {}, "--qps"),
         (("--slo-ms", "-1"), {}, "--slo-ms"),
         (("--json", "/nonexistent/a.json"), {}, "--json"),
-        (("--state", "/dev/null/tune.jsonl"), {}, "--state"),
+        (("--state", "/dev/null/tune.json"), {}, "--state"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(
@@ -61,7 +61,7 @@ def test_an_option_that_cannot_be_used_is_named(
 
 def test_a_run_within_a_budget_recommends_what_it_measured(tmp_path: Path) -> None:
     """The budget is spent after the first plan; the same command could measure the others."""
-    state, result = tmp_path / "tune.jsonl", tmp_path / "tune.json"
+    state, result = tmp_path / "state.json", tmp_path / "tune.json"
     run = (*QUICK, "--qps", "0.2", "--budget", "0.1", "--state", str(state))
     done = tune(*run, "--json", str(result))
     assert done.returncode == 0, done.stderr
@@ -99,7 +99,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 @pytest.mark.deploy
 def test_an_interrupted_run_continues(tmp_path: Path) -> None:
-    state = tmp_path / "tune.jsonl"
+    state = tmp_path / "tune.json"
     command = [sys.executable, "-m", "deploy", "tune", *QUICK, "--state", str(state)]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environ(), stdout=log, stderr=log, process_group=0)
@@ -109,12 +109,12 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     assert process.wait(60) == 130
     assert "The same command continues. Plans measured so far: 1" in (tmp_path / "log").read_text()
     until(lambda: not any(is_alive(server) for server in servers), 10, "the end of the servers")
-    [first] = state.read_bytes().splitlines()
+    [[first]] = json.loads(state.read_bytes()).values()
     done = tune(*QUICK, "--state", str(state))
     assert done.returncode == 0, done.stderr
     assert "Plans measured before: 1" in done.stderr
-    records = [json.loads(line) for line in state.read_bytes().splitlines()]
-    assert records[0] == json.loads(first)
+    [records] = json.loads(state.read_bytes()).values()
+    assert records[0] == first
     measured = [json.dumps(record["candidate"]) for record in records if "measurement" in record]
     assert measured[1] != measured[0]  # the next plan; the best two are measured again at the end
     again = tune(*QUICK, "--state", str(state), "--again", "--budget", "0.1")
