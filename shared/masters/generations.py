@@ -62,7 +62,6 @@ class Generations:
         self._clock = clock
         self._fork_at: dict[int, float] = {}  # by slot: when its next worker may be forked
         self._slot = 0  # slot of the worker that is about to be forked
-        self._leased_slots: set[int] = set()
         self._incoming: dict[int, int] = {}  # by slot: age of the successor that is not yet warm
         self._stopped_ages: set[int] = set()  # workers that got SIGTERM because they are replaced
         self._stop = server.stop
@@ -101,9 +100,8 @@ class Generations:
                 self._report(slot, "succeeded")
         for slot in range(self._num_slots):
             if not self.leases.holders(slot) and self._clock() >= self._fork_at.get(slot, 0.0):
-                if slot in self._leased_slots:
+                if slot in self._fork_at:  # a worker of it has ended
                     self.leases.count(slot, "restarts")
-                self._leased_slots.add(slot)
                 self._fork(slot)
         self._fork_successors()
         for pid, worker in list(self._server.WORKERS.items()):
