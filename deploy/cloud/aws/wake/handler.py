@@ -12,15 +12,15 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from deploy.cloud.aws.wake.instance import Instance, Wake, log
+from deploy.cloud.aws.wake.instance import Wake, log, wake_instance
 from gateway.api.job_requests import check_idempotency_key, parse_job, stored_request
 from gateway.jobs.dynamodb import DynamoDbStore
 from gateway.jobs.queue import JobQueue
@@ -45,14 +45,15 @@ class SweepFailed(Exception):
 
 
 class Service:
-    def __init__(self, jobs: JobQueue, instance: Instance, *, max_wait_s: float, is_public: bool = False) -> None:
+    def __init__(self, jobs: JobQueue, wake: Callable[[], Wake], *, max_wait_s: float, is_public: bool = False) -> None:
         """
         Args:
+            wake: starts the instance if it can be started now.
             max_wait_s: the longest time that a client may let it wait for a result.
             is_public: requests are not signed; a client that knows a job's id may read it.
         """
         self._jobs = jobs
-        self._instance = instance
+        self._wake = wake
         self._max_wait_s = max_wait_s
         self._is_public = is_public
 
@@ -86,7 +87,7 @@ class Service:
         """
         if not self._jobs.num_open():
             return {"open": False}
-        wake = self._instance.wake()
+        wake = self._wake()
         if not wake.is_up:
             raise SweepFailed(f"a job is open, and the instance is {wake.state or 'unknown'} ({wake.code})")
         return {"open": True, "instance": wake.state}
@@ -100,7 +101,7 @@ class Service:
         parsed = parse_job(raw)
         job, _ = self._jobs.submit(owner, stored_request(parsed.request, raw), key)
         log("job_queued", job=job.id[:8], bytes=len(raw))
-        wake = self._instance.wake() if job.queue == "open" else None
+        wake = self._wake() if job.queue == "open" else None
         while job.queue == "open" and time.monotonic() + POLL_S < wait_until:
             time.sleep(POLL_S)
             job = self._jobs.find(job.id, owner)
@@ -111,7 +112,7 @@ class Service:
         wake = None
         # Also a running job whose lease has ended: its runner is gone.
         if job.queue == "open" and time.time() - job.due_at > PATIENCE_S:
-            wake = self._instance.wake()
+            wake = self._wake()
         return _render(job, wake, 200)
 
 
@@ -128,9 +129,9 @@ def make_service() -> Service:
     environ = os.environ
     store = DynamoDbStore(environ["TABLE"])
     jobs = JobQueue(store, ttl_s=float(environ["JOB_TTL_S"]), max_open=int(environ["JOB_QUEUE"]))
-    instance = Instance(boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
+    wake = partial(wake_instance, boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
     is_public = environ.get("AUTHORIZATION") == "NONE"
-    return Service(jobs, instance, max_wait_s=float(environ["MAX_WAIT_S"]), is_public=is_public)
+    return Service(jobs, wake, max_wait_s=float(environ["MAX_WAIT_S"]), is_public=is_public)
 
 
 def _owner(event: dict[str, Any]) -> str:

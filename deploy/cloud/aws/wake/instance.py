@@ -33,40 +33,36 @@ class Wake:
         return self.state in {"pending", "running"} and not self.code
 
 
-class Instance:
-    def __init__(self, client: Any, instance_id: str) -> None:
-        """
-        Args:
-            client: boto3's, of EC2.
-        """
-        self._client = client
-        self._id = instance_id
+def wake_instance(client: Any, instance_id: str) -> Wake:
+    """Start the instance unless it runs.
 
-    def wake(self) -> Wake:
-        """Start the instance unless it runs."""
-        wake = self._try()
-        if not wake.is_up:
-            log("instance_failed", state=wake.state, code=wake.code)
-        return wake
+    Args:
+        client: boto3's, of EC2.
+    """
+    wake = _try(client, instance_id)
+    if not wake.is_up:
+        log("instance_failed", state=wake.state, code=wake.code)
+    return wake
 
-    def _try(self) -> Wake:
-        state = ""
-        try:
-            found = self._client.describe_instances(InstanceIds=[self._id])
-            state = str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
-            if state != "stopped":
-                refusal = "InstanceTerminated" if state in _GONE else "IncorrectInstanceState"
-                return Wake(state, "" if state in {"pending", "running"} else refusal)
-            started = self._client.start_instances(InstanceIds=[self._id])
-            state = str(started["StartingInstances"][0]["CurrentState"]["Name"])
-            log("instance_started", state=state)
-            return Wake(state)
-        except ClientError as error:
-            return Wake(state, str(error.response["Error"]["Code"]))
-        except BotoCoreError as error:
-            return Wake(state, type(error).__name__)
-        except LookupError:
-            return Wake(state, "InvalidInstanceID.NotFound")
+
+def _try(client: Any, instance_id: str) -> Wake:
+    state = ""
+    try:
+        found = client.describe_instances(InstanceIds=[instance_id])
+        state = str(found["Reservations"][0]["Instances"][0]["State"]["Name"])
+        if state != "stopped":
+            refusal = "InstanceTerminated" if state in _GONE else "IncorrectInstanceState"
+            return Wake(state, "" if state in {"pending", "running"} else refusal)
+        started = client.start_instances(InstanceIds=[instance_id])
+        state = str(started["StartingInstances"][0]["CurrentState"]["Name"])
+        log("instance_started", state=state)
+        return Wake(state)
+    except ClientError as error:
+        return Wake(state, str(error.response["Error"]["Code"]))
+    except BotoCoreError as error:
+        return Wake(state, type(error).__name__)
+    except LookupError:
+        return Wake(state, "InvalidInstanceID.NotFound")
 
 
 def log(event: str, **fields: object) -> None:
