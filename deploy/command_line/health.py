@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import httpx
 import typer
 
 from deploy.gateway_client import gateway_client, needs_https, tls_problem
-from deploy.supervision.slot_states import SlotStates
+from deploy.supervision.slot_states import slot_reader
 from deploy.terminal import make_console
 from shared.errors import StartError
 from shared.masters.run_directory import lock_holder
@@ -76,8 +75,8 @@ def _check_workers(settings: Settings) -> None:
         StartError: a model has no warm slot.
     """
     plan = read_plan(settings.run_path)
-    with closing(SlotStates(settings, os.environ, plan, ("workers",))) as states:
-        found = states.read()
+    with slot_reader(settings, os.environ, plan, ("workers",)) as read_states:
+        found = read_states()
     if found is None:
         raise StartError("A worker does not answer; its log has the reason.")
     warm = {slot.model for slot in plan.slots if found[slot.index].state == "warm"}

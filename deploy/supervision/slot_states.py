@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 
 import httpx
 import msgspec
@@ -17,35 +18,31 @@ from shared.settings import Settings
 TIMEOUT_S = 1.0
 
 
-class SlotStates:
-    """Reads the states of a plan's slots, by slot index."""
-
-    def __init__(self, settings: Settings, environ: Mapping[str, str], plan: Plan, roles: tuple[str, ...]) -> None:
-        self._plan = plan
-        self._gateway: httpx.Client | None = None
-        self._workers: list[SlotClient] = []
+@contextmanager
+def slot_reader(
+    settings: Settings, environ: Mapping[str, str], plan: Plan, roles: tuple[str, ...]
+) -> Iterator[Callable[[], dict[int, State] | None]]:
+    """A function that returns the state of each slot of a plan, by index; None while a process does not answer."""
+    slots = plan.slots
+    with ExitStack() as stack:
+        gateway: httpx.Client | None = None
+        workers: list[SlotClient] = []
         if "gateway" in roles:
-            self._gateway = gateway_client(settings, environ, timeout_s=TIMEOUT_S)
+            gateway = stack.enter_context(gateway_client(settings, environ, timeout_s=TIMEOUT_S))
         else:
-            self._workers = [SlotClient(slot, TIMEOUT_S) for slot in plan.slots]
+            workers = [stack.enter_context(closing(SlotClient(slot, TIMEOUT_S))) for slot in slots]
 
-    def read(self) -> dict[int, State] | None:
-        """Return the state of each slot; None while a process does not answer."""
-        slots = self._plan.slots
-        try:
-            if self._gateway is None:
-                return {slot.index: worker.state(TIMEOUT_S) for slot, worker in zip(slots, self._workers, strict=True)}
-            rows = self._gateway.get("/ping").json()["slots"]
-            # Those after the plan's are remote.
-            return {row["slot"]: msgspec.convert(row, State) for row in rows if row["slot"] < len(slots)}
-        except (BranchError, httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError):
-            return None
+        def read() -> dict[int, State] | None:
+            try:
+                if gateway is None:
+                    return {slot.index: worker.state(TIMEOUT_S) for slot, worker in zip(slots, workers, strict=True)}
+                rows = gateway.get("/ping").json()["slots"]
+                # Those after the plan's are remote.
+                return {row["slot"]: msgspec.convert(row, State) for row in rows if row["slot"] < len(slots)}
+            except (BranchError, httpx.TransportError, msgspec.MsgspecError, ValueError, KeyError):
+                return None
 
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
-        if self._gateway is not None:
-            self._gateway.close()
+        yield read
 
 
 def slot_table(states: Mapping[int, State]) -> Table:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.live import Live
 
 from deploy.supervision.announcements import model_progress, print_models, print_ready
-from deploy.supervision.slot_states import SlotStates, slot_table
+from deploy.supervision.slot_states import slot_reader, slot_table
 from deploy.tuning.planning import Downloads, make_plan, remember_served
 from shared.errors import StartError
 from shared.home import START_DIRECTORY, start_directory
@@ -265,7 +265,7 @@ class Supervisor:
         """
         reasons: dict[int, str] = {}  # reasons of the slots that have failed, by index
         with (
-            closing(SlotStates(self._settings, self._environ, plan, self._roles)) as slots,
+            slot_reader(self._settings, self._environ, plan, self._roles) as read_states,
             Live(console=self._console, refresh_per_second=8, transient=True) as live,
         ):
             while True:
@@ -284,7 +284,7 @@ class Supervisor:
                     raise StartError(
                         f"The {role} master exited ({_exit_reason(master)}); the log above has the reason."
                     )
-                if (states := slots.read()) is None:
+                if (states := read_states()) is None:
                     continue
                 for index, state in states.items():
                     if state.state == "failed":
