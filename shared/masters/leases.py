@@ -32,8 +32,8 @@ class Leases:
         # Each slot's warm words, each slot's counts, and whether the pool stops.
         self._words = memoryview(mmap.mmap(-1, 8 * size)).cast("q") if words is None else words
         self._num_slots = num_slots
-        self._slot_of: dict[int, int] = {}  # by age
-        self._row_of: dict[int, int] = {}  # index of the warm word that only the worker of this age writes
+        # By age: the slot, and the index of the warm word that only the worker of this age writes.
+        self._leases: dict[int, tuple[int, int]] = {}
         # Counts by slot: deaths before warm in a row, and the slot's warm ages when the last of them was counted.
         self._failures: dict[int, tuple[int, list[int]]] = {}
 
@@ -46,23 +46,21 @@ class Leases:
 
         To be called in the master, before the worker is forked.
         """
-        taken = {self._row_of[holder] for holder in self.holders(slot)}
-        self._row_of[age] = next(row for row in range(MAX_GENERATIONS) if row not in taken)
-        self._slot_of[age] = slot
+        taken = {row for held, row in self._leases.values() if held == slot}
+        self._leases[age] = slot, next(row for row in range(MAX_GENERATIONS) if row not in taken)
 
     def free(self, age: int) -> None:
         """Take back the slot of a worker whose process has ended. To be called in the master."""
-        slot = self._slot_of.pop(age, None)
-        if slot is None:
+        if age not in self._leases:
             return
-        del self._row_of[age]
+        slot, _ = self._leases.pop(age)
         warm_ages = self._warm_ages(slot)
         has_failed = max(warm_ages) < age
         self._failures[slot] = (self._num_failures(slot, warm_ages) + 1 if has_failed else 0, warm_ages)
 
     def holders(self, slot: int) -> list[int]:
         """Ages that hold a slot, oldest first; in a worker, as of its fork."""
-        return sorted(age for age, held in self._slot_of.items() if held == slot)
+        return sorted(age for age, (held, _) in self._leases.items() if held == slot)
 
     def is_warm(self, slot: int, age: int) -> bool:
         """Whether the worker has reported that its model is warm."""
@@ -74,7 +72,8 @@ class Leases:
 
     def mark_warm(self, slot: int, age: int) -> None:
         """Report that the model is warm. To be called in the worker `age`, which was forked after its lease."""
-        self._words[self._warm_words(slot)[self._row_of[age]]] = age
+        _, row = self._leases[age]
+        self._words[self._warm_words(slot)[row]] = age
 
     def mark_stopping(self) -> None:
         """Report that all workers are about to get SIGTERM because the pool stops. To be called in the master."""

@@ -6,6 +6,7 @@ Knows no service's resources. boto3 is imported when the first call is made.
 from __future__ import annotations
 
 import re
+from functools import cache, partial
 from typing import Any
 
 from shared.errors import StartError
@@ -71,18 +72,18 @@ class Account:
         except ImportError as error:
             raise StartError(f"This needs boto3: {install_command('aws')}") from error
         try:
-            self._session = boto3.Session(region_name=region, profile_name=profile)
+            session = boto3.Session(region_name=region, profile_name=profile)
         except errors.BotoCoreError as error:
             raise StartError(f"{error}. Name a section of ~/.aws/config with --profile.") from error
-        if self._session.region_name is None:
+        if session.region_name is None:
             raise StartError("No AWS region is set: give one with --region, for example --region eu-central-1.")
-        self.region: str = self._session.region_name
-        self._config = Config(
+        self.region: str = session.region_name
+        config = Config(
             retries={"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"},
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
         )
-        self._clients: dict[str, Any] = {}
+        self._client = cache(partial(session.client, config=config))
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """A call's answer. The names are boto3's: "sagemaker", "create_endpoint".
@@ -94,9 +95,7 @@ class Account:
         from botocore import exceptions as errors
 
         try:
-            if service not in self._clients:
-                self._clients[service] = self._session.client(service, config=self._config)
-            answer: dict[str, Any] = getattr(self._clients[service], operation)(**parameters)
+            answer: dict[str, Any] = getattr(self._client(service), operation)(**parameters)
         except errors.ClientError as error:
             found = error.response.get("Error", {})
             raise AwsError(operation, found.get("Code", "unknown error"), found.get("Message", "")) from error

@@ -13,6 +13,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -44,18 +45,19 @@ class SweepFailed(Exception):
     """A job is open and the instance could not be started. Lambda counts it as an error, and tries again."""
 
 
+@dataclass(frozen=True, slots=True)
 class Service:
-    def __init__(self, jobs: JobQueue, wake: Callable[[], Wake], *, max_wait_s: float, is_public: bool = False) -> None:
-        """
-        Args:
-            wake: starts the instance if it can be started now.
-            max_wait_s: the longest time that a client may let it wait for a result.
-            is_public: requests are not signed; a client that knows a job's id may read it.
-        """
-        self._jobs = jobs
-        self._wake = wake
-        self._max_wait_s = max_wait_s
-        self._is_public = is_public
+    """
+    Attributes:
+        wake: starts the instance if it can be started now.
+        max_wait_s: the longest time that a client may let it wait for a result.
+        is_public: requests are not signed; a client that knows a job's id may read it.
+    """
+
+    jobs: JobQueue
+    wake: Callable[[], Wake]
+    max_wait_s: float
+    is_public: bool
 
     def respond(self, event: dict[str, Any], until: float) -> Answer:
         """
@@ -64,7 +66,7 @@ class Service:
             until: `time.monotonic()` time by which the answer must be ready.
         """
         try:
-            owner = PUBLIC if self._is_public else _owner(event)
+            owner = PUBLIC if self.is_public else _owner(event)
             route = event["routeKey"]
             if route == "POST /jobs":
                 return self._submit(event, owner, until)
@@ -85,9 +87,9 @@ class Service:
         Raises:
             SweepFailed: it could not be started.
         """
-        if not self._jobs.num_open():
+        if not self.jobs.num_open():
             return {"open": False}
-        wake = self._wake()
+        wake = self.wake()
         if not wake.is_up:
             raise SweepFailed(f"a job is open, and the instance is {wake.state or 'unknown'} ({wake.code})")
         return {"open": True, "instance": wake.state}
@@ -96,23 +98,23 @@ class Service:
         body = event.get("body") or ""
         raw = base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "surrogatepass")
         headers = event.get("headers", {})
-        wait_until = min(until, time.monotonic() + min(_wait_s(headers.get("prefer", "")), self._max_wait_s))
+        wait_until = min(until, time.monotonic() + min(_wait_s(headers.get("prefer", "")), self.max_wait_s))
         key = check_idempotency_key(headers.get("idempotency-key"))
         parsed = parse_job(raw)
-        job, _ = self._jobs.submit(owner, stored_request(parsed.request, raw), key)
+        job, _ = self.jobs.submit(owner, stored_request(parsed.request, raw), key)
         log("job_queued", job=job.id[:8], bytes=len(raw))
-        wake = self._wake() if job.queue == "open" else None
+        wake = self.wake() if job.queue == "open" else None
         while job.queue == "open" and time.monotonic() + POLL_S < wait_until:
             time.sleep(POLL_S)
-            job = self._jobs.find(job.id, owner)
+            job = self.jobs.find(job.id, owner)
         return _render(job, wake, 202 if job.queue == "open" else 200, parsed.warnings)
 
     def _read(self, job_id: str, owner: str) -> Answer:
-        job = self._jobs.find(job_id, owner)
+        job = self.jobs.find(job_id, owner)
         wake = None
         # Also a running job whose lease has ended: its runner is gone.
         if job.queue == "open" and time.time() - job.due_at > PATIENCE_S:
-            wake = self._wake()
+            wake = self.wake()
         return _render(job, wake, 200)
 
 
@@ -130,8 +132,7 @@ def make_service() -> Service:
     store = DynamoDbStore(environ["TABLE"])
     jobs = JobQueue(store, ttl_s=float(environ["JOB_TTL_S"]), max_open=int(environ["JOB_QUEUE"]))
     wake = partial(wake_instance, boto3.client("ec2", config=CONFIG), environ["INSTANCE_ID"])
-    is_public = environ.get("AUTHORIZATION") == "NONE"
-    return Service(jobs, wake, max_wait_s=float(environ["MAX_WAIT_S"]), is_public=is_public)
+    return Service(jobs, wake, float(environ["MAX_WAIT_S"]), is_public=environ.get("AUTHORIZATION") == "NONE")
 
 
 def _owner(event: dict[str, Any]) -> str:
