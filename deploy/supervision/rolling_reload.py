@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
@@ -45,22 +45,12 @@ def reload(
     settings = Settings.load(os.environ)
     environ = running_environment(settings) or os.environ
     os.environ[START_DIRECTORY] = environ.get(START_DIRECTORY, start_directory())  # of the server's paths
-    reload_slots(
-        Settings.load(environ),
-        environ,
-        model,
-        lambda slot: out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False),
-    )
+    reload_slots(Settings.load(environ), environ, model)
     out.print("Reloaded.")
 
 
-def reload_slots(
-    settings: Settings, environ: Mapping[str, str], model: str | None, on_slot: Callable[[Slot], None]
-) -> None:
+def reload_slots(settings: Settings, environ: Mapping[str, str], model: str | None) -> None:
     """Replace the workers of `model`, or of all models, one after another.
-
-    Args:
-        on_slot: called before each slot is replaced.
 
     Raises:
         StartError: no instance runs, the slots' layout would change, or a slot could not be reloaded. The remaining
@@ -75,7 +65,7 @@ def reload_slots(
             write_plan(new, settings.run_path)
             for slot in new.slots:
                 if model in {None, slot.model}:
-                    on_slot(slot)
+                    out.print(f"Reloading slot {slot.index} ({slot.model} on {slot.device}) …", highlight=False)
                     _reload_slot(slot, settings, old, new)
         finally:
             remove_run_files(settings.run_path, ["reload.lock"])

@@ -25,7 +25,7 @@ def printed(console: Console, *parts: object) -> str:
 def test_strings_tables_labels_and_errors_are_printed_as_they_are(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    console = make_console(width=200)
+    console = make_console()
     assert printed(console, text) == f"{text}\n"
     assert printed(console, labelled("tercet:", "red", text)) == f"tercet: {text}\n"
     table = Table(text, title=text, box=None, pad_edge=False)

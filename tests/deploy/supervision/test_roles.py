@@ -51,7 +51,7 @@ def test_a_run_directory_that_cannot_be_looked_into_is_refused(tmp_path: Path) -
 
 
 def printed(settings: Settings, plan: Plan, roles: tuple[str, ...], failed_slots: dict[int, str]) -> str:
-    console = make_console(width=200)
+    console = make_console()
     with console.capture() as capture:
         print_ready(console, settings, plan, roles, failed_slots)
     return capture.get()

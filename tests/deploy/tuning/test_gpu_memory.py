@@ -187,4 +187,4 @@ def test_tercet_reload_refuses_to_change_the_workers_memory(tmp_path: Path, fake
     write_plan(make_plan(settings, {}), settings.run_path)
     fake_smi(H100.replace("1, GPU", "0, GPU"))
     with lock_run_directory(settings, "workers"), pytest.raises(StartError, match="shares of a GPU's memory"):
-        reload_slots(settings, {}, None, lambda slot: pytest.fail(f"slot {slot.index} is replaced"))
+        reload_slots(settings, {}, None)

@@ -133,7 +133,7 @@ def test_requests_around_an_idle_stop_are_all_answered_once(
 
                 until(has_stopped, 60, "the idle stop began")
                 sent: list[Future[str]] = []
-                # During the drain, the look at the queue, the shutdown, `stopping` or `stopped`.
+                # During the drain, the shutdown, `stopping` or `stopped`.
                 time.sleep(rng.uniform(0.0, 2.0))
                 for _ in range(4):
                     time.sleep(rng.uniform(0.0, 0.5))
