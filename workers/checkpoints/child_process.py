@@ -82,10 +82,11 @@ def report_progress(stage: str, fraction: float) -> None:
     report("progress", stage, fraction)
 
 
-def limit(num_bytes: int | None = None) -> None:
-    """Bound the memory of this process, and its files, as those of a download of this size; end it with its parent."""
+def limit(max_memory: int = MAX_MEMORY_BYTES, num_bytes: int | None = None) -> None:
+    """Bound the memory of this process, mapped files aside, and its files, as those of a download of `num_bytes`; end
+    it with its parent."""
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (max_memory, max_memory))
     if num_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(EXCESS * num_bytes),) * 2)
 

@@ -2,7 +2,8 @@
 
 Quantized weights become 16-bit floats, others keep their type. Knows the architectures that are served, by the names of
 llama.cpp and of transformers. A file is read and written in parts, so that a model larger than the memory can be
-converted; it appears under its final name only when it is whole.
+converted; it appears under its final name only when it is whole. The file is not trusted: the package `gguf`, which
+reads it, believes the lengths in it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 
 from shared.plain_files import open_lock
-from workers.checkpoints.child_process import Progress, report_progress, report_result, sizes
+from workers.checkpoints.child_process import Progress, limit, report_progress, report_result, sizes
 from workers.checkpoints.files import CheckpointError, inspect, read_config
-from workers.checkpoints.gguf_header import GgufHeader, GgufTensor, read_header
 from workers.checkpoints.gguf_tokenizer import end_ids, tokenizer_files
 
 # Types that safetensors has, too: their names there, and numpy's.
@@ -35,6 +36,10 @@ _FLOATS = {
 }
 LOCK_S = 1800.0  # for another process that converts the same file
 _PART_NUMBERS = 1 << 24  # dequantized at once: 64 MiB
+# The package makes an array of 700 bytes for each number of a list, and two for each string. Llama 3's vocabulary of
+# 128,256 tokens and 280,147 merges takes a million.
+MAX_ARRAYS = 1_500_000
+MAX_MEMORY_BYTES = 2 << 30  # twice what those arrays take, for strings without end
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -121,6 +126,7 @@ ARCHITECTURES = {
 def main() -> None:
     """Convert the file named first on the command line to the directory named second."""
     source, target = Path(sys.argv[3]), Path(sys.argv[4])
+    limit(MAX_MEMORY_BYTES)
     report_result(
         lambda: make_once(target, lambda part: convert(source, part, report_progress)), f"converting {source}"
     )
@@ -166,11 +172,11 @@ def convert(source: Path, directory: Path, on_progress: Progress) -> None:
         CheckpointError: the file is damaged or holds what is not served.
         OSError: a file cannot be read or written.
     """
-    header = read_header(source)
+    metadata, tensors = read(source)
     try:
-        architecture = _architecture(header.metadata)
-        config = _config(header, architecture)
-        files = {"config.json": config, **tokenizer_files(header.metadata, config["model_type"])}
+        architecture = _architecture(metadata)
+        config = _config(metadata, tensors, architecture)
+        files = {"config.json": config, **tokenizer_files(metadata, config["model_type"])}
     except CheckpointError as error:
         raise CheckpointError(f"In {source}, {error}") from error
     for name, values in files.items():
@@ -178,14 +184,60 @@ def convert(source: Path, directory: Path, on_progress: Progress) -> None:
     try:
         shapes = read_config(directory).weight_shapes()
         names = {_gguf_name(name, architecture): name for name in shapes}
-        if missing := names.keys() - header.tensors.keys():
+        if missing := names.keys() - tensors.keys():
             raise CheckpointError(f"the tensor {min(missing)} is missing: convert the model again.")
-        if unknown := header.tensors.keys() - names.keys():
+        if unknown := tensors.keys() - names.keys():
             raise CheckpointError(_unknown_tensor(min(unknown), architecture))
-        _write_weights(source, header, architecture, config, shapes, directory / "model.safetensors", on_progress)
+        _write_weights(source, tensors, architecture, config, shapes, directory / "model.safetensors", on_progress)
         inspect(directory)
     except CheckpointError as error:
         raise CheckpointError(f"In {source}, {str(error).replace(f'{directory}/', '')}") from error
+
+
+class _Reader(GGUFReader):
+    """Ends where the file ends, or a list has no end. At a process's limit of memory, CPython itself may never end."""
+
+    num_arrays = 0
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Array:
+        array = super()._get(offset, dtype, count, override_order)
+        self.num_arrays += 1
+        if len(array) < count or self.num_arrays > MAX_ARRAYS:
+            raise ValueError("it is cut short, or its header is longer than any model's")
+        return array
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
+    """(metadata, tensors by name) of the GGUF file at `path`. Lists of the metadata are lists of Python.
+
+    Raises:
+        CheckpointError: it is no GGUF file, of a version or byte order that is not served, or damaged.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        magic, version = file.read(4), int.from_bytes(file.read(4), "little")
+    if magic not in (b"GGUF", b""):
+        raise CheckpointError(f"{path} is not a GGUF file: name one, or a directory with model.safetensors.")
+    if magic and version not in READER_SUPPORTED_VERSIONS:
+        kind = "a big-endian file" if version > 0xFFFF else f"version {version} of the format"
+        raise CheckpointError(
+            f"{path} is {kind}, and Tercet reads little-endian GGUF of version 2 or 3: convert the model again with a "
+            "current llama.cpp."
+        )
+    try:
+        reader = _Reader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+    except Exception as error:  # of many kinds: the package checks little
+        raise CheckpointError(
+            f"{path} is damaged, or of a type that the package gguf does not know ({str(error) or 'out of memory'}): "
+            "copy or download it again, or convert the model to F16, Q8_0, Q4_K_M or another common type."
+        ) from error
+    return metadata, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def _shape(tensor: ReaderTensor) -> list[int]:
+    """The shape in the order of numpy and torch: the dimension that is contiguous in the file comes last."""
+    return [int(size) for size in reversed(tensor.shape)]
 
 
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:
@@ -209,25 +261,26 @@ def _architecture(metadata: Mapping[str, Any]) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _config(header: GgufHeader, architecture: Architecture) -> dict[str, Any]:
+def _config(
+    metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], architecture: Architecture
+) -> dict[str, Any]:
     """The values of config.json.
 
     Raises:
         CheckpointError: values are missing, or ask for what is not served.
     """
-    metadata, tensors = header.metadata, header.tensors
     name = metadata["general.architecture"]
 
     def get(key: str, default: Any = None) -> Any:
         return metadata.get(f"{name}.{key}", default)
 
     embedding = tensors.get("token_embd.weight")
-    if embedding is None:
-        raise CheckpointError("there is no tensor token_embd.weight: name the file of a whole model.")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError("there is no matrix token_embd.weight: name the file of a whole model.")
     config: dict[str, Any] = {
         "model_type": name,
         "architectures": [architecture.class_name],
-        "vocab_size": embedding.shape[0],
+        "vocab_size": _shape(embedding)[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         **{target: get(key) for key, target in architecture.sizes.items()},
     }
@@ -296,7 +349,7 @@ def _unknown_tensor(name: str, architecture: Architecture) -> str:
 
 def _write_weights(
     source: Path,
-    header: GgufHeader,
+    tensors: Mapping[str, ReaderTensor],
     architecture: Architecture,
     config: Mapping[str, Any],
     shapes: Mapping[str, list[int]],
@@ -307,13 +360,13 @@ def _write_weights(
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
-        tensor = header.tensors[_gguf_name(name, architecture)]
-        if tensor.shape != (shape[::-1] if _is_transposed(name, shape, architecture) else shape):
+        tensor = tensors[_gguf_name(name, architecture)]
+        if _shape(tensor) != (shape[::-1] if _is_transposed(name, shape, architecture) else shape):
             raise CheckpointError(
-                f"{_gguf_name(name, architecture)} has the shape {tensor.shape}, where the metadata asks for {shape}: "
+                f"{tensor.name} has the shape {_shape(tensor)}, where the metadata asks for {shape}: "
                 "convert the model again."
             )
-        dtype = _FLOATS[tensor.kind][0] if tensor.kind in _FLOATS else "F16"
+        dtype = _FLOATS[tensor.tensor_type][0] if tensor.tensor_type in _FLOATS else "F16"
         end = offset + math.prod(shape) * (4 if dtype == "F32" else 2)
         prefix = "" if name.startswith("lm_head.") else architecture.prefix
         entries[prefix + name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
@@ -324,9 +377,9 @@ def _write_weights(
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for name, shape in shapes.items():
-            tensor = header.tensors[_gguf_name(name, architecture)]
+            tensor = tensors[_gguf_name(name, architecture)]
             is_transposed = _is_transposed(name, shape, architecture)
-            for part in _parts(source, tensor, _row_order(name, shape, architecture, config), is_whole=is_transposed):
+            for part in _parts(tensor, _row_order(name, shape, architecture, config), is_whole=is_transposed):
                 num_done += file.write(np.ascontiguousarray(part.T if is_transposed else part).data.cast("B"))
                 if num_done / num_total >= shown + 0.01:
                     shown = num_done / num_total
@@ -350,7 +403,7 @@ def _row_order(name: str, shape: list[int], architecture: Architecture, config: 
     return np.arange(shape[0]).reshape(-1, config["head_dim"] // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _parts(source: Path, tensor: GgufTensor, order: Array | None, *, is_whole: bool) -> Iterator[Array]:
+def _parts(tensor: ReaderTensor, order: Array | None, *, is_whole: bool) -> Iterator[Array]:
     """A tensor in parts of some rows: as it is if safetensors has its type, else as 16-bit floats.
 
     Args:
@@ -360,11 +413,10 @@ def _parts(source: Path, tensor: GgufTensor, order: Array | None, *, is_whole: b
     Raises:
         CheckpointError: the type is one that the package gguf cannot dequantize.
     """
-    is_matrix = len(tensor.shape) == 2
-    num_rows = tensor.shape[0] if is_matrix else 1
-    rows = np.memmap(source, np.uint8, "r", tensor.offset, (num_rows, tensor.num_bytes // num_rows))
-    step = num_rows if is_whole else max(1, _PART_NUMBERS // tensor.shape[-1])
-    for start in range(0, num_rows, step):
+    rows = np.atleast_2d(tensor.data)
+    is_matrix = rows is tensor.data
+    step = len(rows) if is_whole else max(1, _PART_NUMBERS // _shape(tensor)[-1])
+    for start in range(0, len(rows), step):
         if order is None or not is_matrix:
             part: Array = rows[start : start + step]
         else:
@@ -373,14 +425,14 @@ def _parts(source: Path, tensor: GgufTensor, order: Array | None, *, is_whole: b
         yield values if order is None or is_matrix else values.reshape(-1)[order]
 
 
-def _values(part: Array, tensor: GgufTensor) -> Array:
+def _values(part: Array, tensor: ReaderTensor) -> Array:
     """The numbers in the bytes of some rows; bf16 as whole numbers of 16 bits."""
-    if tensor.kind in _FLOATS:
-        return part.view(_FLOATS[tensor.kind][1])
+    if tensor.tensor_type in _FLOATS:
+        return part.view(_FLOATS[tensor.tensor_type][1])
     try:
-        return dequantize(part, tensor.kind).astype(np.float16)
+        return dequantize(part, tensor.tensor_type).astype(np.float16)
     except NotImplementedError as error:
         raise CheckpointError(
-            f"weights are quantized as {tensor.kind.name}, which the package gguf cannot read: convert the model to "
-            "F16, Q8_0, Q4_K_M or another common type."
+            f"weights are quantized as {tensor.tensor_type.name}, which the package gguf cannot read: convert the "
+            "model to F16, Q8_0, Q4_K_M or another common type."
         ) from error

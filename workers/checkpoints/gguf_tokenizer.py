@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workers.checkpoints.files import CheckpointError
-from workers.checkpoints.gguf_header import GgufStrings
 
 # Special tokens after which llama.cpp, too, ends a text, whatever the file says (`special_eog_ids` of llama-vocab.cpp).
 END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
@@ -49,7 +48,7 @@ def tokenizer_files(metadata: Mapping[str, Any], architecture: str) -> dict[str,
             "In FILE, ".
     """
     pre = _pre_tokenizer(metadata, architecture)
-    tokens, merges = list(_strings(metadata, "tokens")), list(_strings(metadata, "merges"))
+    tokens, merges = _strings(metadata, "tokens"), _strings(metadata, "merges")
     kinds = _kinds(metadata) or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise CheckpointError("the tokenizer's lists differ in length: convert the model again.")
@@ -152,13 +151,13 @@ def _pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> str:
     return pre
 
 
-def _strings(metadata: Mapping[str, Any], name: str) -> GgufStrings:
+def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     found = metadata.get(f"tokenizer.ggml.{name}")
-    if not isinstance(found, GgufStrings) or not found:
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
         raise CheckpointError(f"the tokenizer has no {name}: convert the model again.")
     return found
 
 
 def _kinds(metadata: Mapping[str, Any]) -> Sequence[int]:
     found = metadata.get("tokenizer.ggml.token_type", ())
-    return list(found) if isinstance(found, memoryview) else []
+    return found if isinstance(found, list) else []

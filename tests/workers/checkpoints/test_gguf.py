@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import struct
 import subprocess
 import sys
+import time
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -24,10 +26,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.workers.checkpoints.gguf_files import F32, random_model, write_gguf
 from tests.workers.helpers import EMBEDDED
 from workers.checkpoints import gguf as gguf_module
-from workers.checkpoints import smollm2
+from workers.checkpoints import gguf_child, smollm2
 from workers.checkpoints.files import CheckpointError
-from workers.checkpoints.gguf_child import convert, make_once
-from workers.checkpoints.gguf_header import read_header
+from workers.checkpoints.gguf_child import MAX_ARRAYS, MAX_MEMORY_BYTES, convert, make_once, read
 from workers.checkpoints.gguf_tokenizer import PRE_TOKENIZERS
 from workers.checkpoints.resolve import resolve
 from workers.text.tokenizer import Tokenizer
@@ -120,7 +121,7 @@ def test_unused_entries_are_left_out_of_the_vocabulary(tmp_path: Path) -> None:
 def test_pre_tokenizers_split_as_llama_cpp_and_transformers_do(pre: str, tmp_path: Path) -> None:
     """The words were compared with the patterns in llama.cpp's llama-vocab.cpp."""
     model = random_model("llama")
-    directory = converted(write_gguf(tmp_path / "x.gguf", model, pre=pre))
+    directory = converted(write_gguf(tmp_path / "x.gguf", model, pre=pre, num_merges=20))
     bpe = BpeTokenizer.from_file(str(directory / "tokenizer.json"))
     assert bpe.pre_tokenizer is not None
     text = "I'LL pay  1234, he'd\n\nsay.\n  x"
@@ -165,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "wrong size": ({"metadata": {"llama.feed_forward_length": 97}}, r"has the shape \[\d+, \d+\], where"),
     "epsilon": ({"metadata": {"llama.attention.layer_norm_rms_epsilon": None}}, "layer_norm_rms_epsilon is no number"),
     "no tokens": ({"metadata": {"tokenizer.ggml.tokens": None}}, "tokenizer has no tokens"),
-    "token twice": ({"metadata": {"tokenizer.ggml.tokens": ["a"] * 8192}}, "has a token twice"),
+    "token twice": ({"metadata": {"tokenizer.ggml.tokens": ["a"] * 277}}, "has a token twice"),
     "kinds": ({"metadata": {"tokenizer.ggml.token_type": [1, 1]}}, "differ in length"),
     "merge of nothing": ({"metadata": {"tokenizer.ggml.merges": ["qqq zzz"]}}, "tokenizer is damaged"),
 }
@@ -174,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_served_is_refused_by_name(case: str, tmp_path: Path) -> None:
     options, sentence = REFUSED[case]
-    path = write_gguf(tmp_path / "x.gguf", random_model("llama"), **options)
+    path = write_gguf(tmp_path / "x.gguf", random_model("llama"), num_merges=20, **options)
     with pytest.raises(CheckpointError, match=sentence) as caught:
         converted(path)
     assert str(path) in str(caught.value)
@@ -183,9 +184,9 @@ def test_what_is_not_served_is_refused_by_name(case: str, tmp_path: Path) -> Non
 
 
 def test_a_damaged_file_is_refused_whatever_was_changed(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "x.gguf", random_model("llama"))
+    path = write_gguf(tmp_path / "x.gguf", random_model("llama"), num_merges=20)
     whole = path.read_bytes()
-    header_bytes = min(tensor.offset for tensor in read_header(path).tensors.values())
+    header_bytes = min(tensor.data_offset for tensor in read(path)[1].values())
     generator = random.Random(0)
     damaged = tmp_path / "damaged.gguf"
     for _ in range(60):
@@ -202,31 +203,57 @@ def test_a_damaged_file_is_refused_whatever_was_changed(tmp_path: Path) -> None:
         directory.rmdir()
 
 
-@pytest.mark.parametrize(
-    ("kind", "item"), [(0, b"\1"), (4, b"abcd"), (7, b"\1"), (12, b"abcdefgh"), (8, (3).to_bytes(8, "little") + b"abc")]
-)
-def test_a_header_takes_at_most_twice_its_bytes(kind: int, item: bytes, tmp_path: Path) -> None:
-    number = 4_000_000 // len(item) // 8
-    lists = [struct.pack("<Q2sIIQ", 2, b"k%d" % index, 9, kind, number) + item * number for index in range(8)]
+def header_of_a_list(kind: int, length: int) -> bytes:
+    """The header of a file without tensors, with one list of values of this kind, up to its values."""
+    return b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, kind, length)
+
+
+@pytest.mark.parametrize("kind", [0, 8, 9, 12])  # numbers of a byte, strings, lists, numbers of 8 bytes
+def test_a_list_longer_than_its_file_is_refused_at_once(kind: int, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(lists)) + b"".join(lists))
+    path.write_bytes(header_of_a_list(kind, 1 << 62) + bytes(1000))
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"is damaged.*its header is longer than any model's"):
+        read(path)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("kind", [0, 8, 12])
+def test_what_a_list_without_end_takes_is_bounded(kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be longer than the memory, and hold nothing. A hundredth of the bound is tested, and less allowed."""
+    monkeypatch.setattr(gguf_child, "MAX_ARRAYS", MAX_ARRAYS // 100)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header_of_a_list(kind, 1 << 62))
+    os.truncate(path, 1 << 40)
     tracemalloc.start()
     try:
-        header = read_header(path)
-        assert tracemalloc.get_traced_memory()[1] < 2 * path.stat().st_size
+        with pytest.raises(CheckpointError, match=r"is damaged.*its header is longer than any model's"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < MAX_MEMORY_BYTES // 100
     finally:
         tracemalloc.stop()
-    assert [len(values) for values in header.metadata.values()] == [number] * 8
+
+
+def test_the_child_does_not_take_the_memory_for_a_string_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header_of_a_list(8, 1) + MAX_MEMORY_BYTES.to_bytes(8, "little"))
+    os.truncate(path, 2 * MAX_MEMORY_BYTES)
+    with pytest.raises(CheckpointError, match=r"is damaged.*out of memory"):
+        resolve("x", str(path), cache=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "damaged, its header is cut short"),
+        (b"", "is damaged.*copy or download it again"),
         (b"PK\x03\x04" + bytes(100), "is not a GGUF file"),
         (b"GGUF" + (1).to_bytes(4, "little") + bytes(100), "version 1 of the format"),
         (b"GGUF" + (3).to_bytes(4, "big") + bytes(100), "a big-endian file"),
-        (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 16, "announces 18446744073709551615 keys"),
+        (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 16, "is damaged.*it is cut short"),
+        (
+            b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"t", 1, 32, 99, 0) + bytes(100),
+            r"does not know .*99\) is not a valid GGMLQuantizationType\).*convert the model to F16",
+        ),
     ],
 )
 def test_what_is_no_gguf_file_is_refused(data: bytes, sentence: str, tmp_path: Path) -> None:
