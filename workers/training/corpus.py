@@ -2,8 +2,7 @@
 
 Knows the corpus's file format, the filter, and tokenizer training. Does not know models or training steps.
 
-The results are cached in the run directory: `tokens.npy`, `tokenizer.json`, `tokenizer_config.json`, `corpus.json` and
-`held-out/*.txt`.
+The results are cached in the run directory: `tokens.npy`, `tokenizer.json`, `tokenizer_config.json`, `corpus.json`.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer as BpeTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from shared.errors import StartError
 from workers.text.tokenizer import END_OF_TEXT
+from workers.training.schedule import Settings, Tokens
 
 BOOK_MARK = "<|book|> "
 # Three genres (comic, children's, philosophy). Neither the model nor the tokenizer is trained on them.
@@ -48,25 +47,25 @@ WORDS = (
 )
 SLUR = re.compile(rf"\b(?:(?:{'|'.join(STEMS)})|(?:{'|'.join(WORDS)})s?\b)", re.IGNORECASE)
 
-Tokens = NDArray[np.uint16]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """A book. `text` has no heading; a blank line separates its paragraphs."""
+    """A book without its heading."""
 
     author: str
     title: str
-    text: str
-    num_paragraphs: int
-    num_dropped: int = 0
+    paragraphs: list[str]
+
+    @property
+    def text(self) -> str:
+        """The book, with a blank line between its paragraphs."""
+        return "\n\n".join(self.paragraphs)
 
     def without_slurs(self) -> Book:
         """The book without the paragraphs that contain a slur."""
-        paragraphs = self.text.split("\n\n")
-        kept = [paragraph for paragraph in paragraphs if not SLUR.search(paragraph)]
-        return Book(self.author, self.title, "\n\n".join(kept), len(paragraphs), len(paragraphs) - len(kept))
+        return replace(self, paragraphs=[each for each in self.paragraphs if not SLUR.search(each)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,52 +92,40 @@ def read_books(path: Path) -> list[Book]:
     before, *parts = re.split(rf"^{re.escape(BOOK_MARK)}", text, flags=re.MULTILINE)
     if before.strip() or not parts:
         raise StartError(f"{path} does not begin with a line like {BOOK_MARK}Author - Title.")
-    return [_book(part) for part in parts]
+    books = []
+    for part in parts:
+        heading, _, text = part.partition("\n")
+        author, _, title = heading.partition(" - ")
+        books.append(Book(author, title, text.strip().split("\n\n")))
+    return books
 
 
-def _book(part: str) -> Book:
-    heading, _, text = part.partition("\n")
-    author, _, title = heading.partition(" - ")
-    text = text.strip()
-    return Book(author, title, text, len(text.split("\n\n")))
-
-
-def prepare(
-    path: Path, run: Path, *, seed: int, tokenizer_from: Path | None, vocab_size: int, n_ctx: int, say: Say
-) -> Corpus:
+def prepare(path: Path, run: Path, settings: Settings, say: Say) -> Corpus:
     """Tokenize the corpus at `path`, or read the run directory's cache if it was made from the same inputs.
 
     Args:
         run: the run directory.
-        seed: shuffles the books.
-        tokenizer_from: a checkpoint whose tokenizer is used; None trains a tokenizer on the training books.
-        vocab_size: vocabulary size of the trained tokenizer.
-        n_ctx: context size in tokens, for the tokenizer's configuration.
+        settings: the seed shuffles the books; the tokenizer is that of the checkpoint to continue from, or trained.
         say: receives what is being done.
 
     Raises:
-        StartError: the corpus cannot be read or lacks a held-out book, or token ids do not fit in 16 bits.
+        StartError: the corpus cannot be read or lacks a held-out book.
     """
-    if vocab_size > 1 << 16:
-        raise StartError("--vocab-size is at most 65,536.")
-    source = _digest(tokenizer_from / "tokenizer.json") if tokenizer_from else f"{vocab_size} tokens"
-    key = {
-        "sha256": _digest(path),
-        "seed": seed,
-        "filter": SLUR.pattern,
-        "held_out": list(HELD_OUT),
-        "tokenizer": source,
-    }
+    key = {name: getattr(settings, name) for name in ("corpus_sha256", "seed", "vocab_size", "n_positions")}
+    key |= {"filter": SLUR.pattern, "held_out": list(HELD_OUT)}
+    if settings.continue_from is not None:
+        key["tokenizer"] = digest(Path(settings.continue_from, "tokenizer.json"))
+    books, held_out = split_books(read_books(path))
     facts_path = run / "corpus.json"
     facts = json.loads(facts_path.read_text(encoding="utf-8")) if facts_path.is_file() else {}
     if facts.get("key") != key:
         facts_path.unlink(missing_ok=True)  # first, so that an interrupted run leaves no partial cache that looks valid
-        facts = _make(read_books(path), run, seed, tokenizer_from, vocab_size, n_ctx, say)
+        facts = _make(books, run, settings, say)
         write_text(facts_path, json.dumps({"key": key, **facts}, indent=1, ensure_ascii=False))
     return Corpus(
         np.load(run / "tokens.npy", mmap_mode="r"),
         BpeTokenizer.from_file(str(run / "tokenizer.json")),
-        [_book((run / "held-out" / file).read_text(encoding="utf-8")) for file in facts["held_out_files"]],
+        held_out,
         facts,
     )
 
@@ -182,58 +169,47 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _make(
-    books: Sequence[Book], run: Path, seed: int, tokenizer_from: Path | None, vocab_size: int, n_ctx: int, say: Say
-) -> dict[str, Any]:
-    unfiltered, held_out = split_books(books)
+def _make(books: list[Book], run: Path, settings: Settings, say: Say) -> dict[str, Any]:
+    from transformers import PreTrainedTokenizerFast
+
+    random.Random(settings.seed).shuffle(books)
     say("Dropping paragraphs with slurs")
-    train = [book.without_slurs() for book in unfiltered]
-    if tokenizer_from:
+    train = [book.without_slurs() for book in books]
+    if settings.continue_from is not None:
         for name in TOKENIZER_FILES:
-            shutil.copyfile(tokenizer_from / name, run / name)
+            shutil.copyfile(Path(settings.continue_from, name), run / name)
     else:
-        say(f"Training a tokenizer of {vocab_size} tokens")
-        _save_tokenizer(train_tokenizer((book.text for book in train), vocab_size), run, n_ctx)
+        say(f"Training a tokenizer of {settings.vocab_size} tokens")
+        bpe = train_tokenizer((book.text for book in train), settings.vocab_size)
+        special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=settings.n_positions, **special)
+        tokenizer.save_pretrained(run)
     bpe = BpeTokenizer.from_file(str(run / "tokenizer.json"))
-    random.Random(seed).shuffle(train)
+    num_dropped = [len(book.paragraphs) - len(kept.paragraphs) for book, kept in zip(books, train, strict=True)]
     parts = []
     for number, book in enumerate(train, 1):
         say(f"Tokenizing book {number} of {len(train)}: {book.title}")
         parts.append(encode(bpe, book.text))
     tokens = np.concatenate(parts)
     np.save(run / "tokens.npy", tokens)
-    (run / "held-out").mkdir(exist_ok=True)
-    files = []
-    for book in held_out:
-        files.append(f"{book.title.lower().replace(' ', '-')}.txt")
-        write_text(run / "held-out" / files[-1], f"{book.author} - {book.title}\n\n{book.text}")
     return {
         "books": [
-            {
-                "author": book.author,
-                "title": book.title,
-                "tokens": len(part) - 1,
-                "paragraphs_dropped": book.num_dropped,
-            }
-            for book, part in zip(train, parts, strict=True)
+            {"author": book.author, "title": book.title, "tokens": len(part) - 1, "paragraphs_dropped": dropped}
+            for book, part, dropped in zip(train, parts, num_dropped, strict=True)
         ],
-        "held_out_files": files,
         "num_tokens": len(tokens),
         "num_characters": sum(len(book.text) for book in train),
-        "num_paragraphs": sum(book.num_paragraphs for book in train),
-        "num_paragraphs_dropped": sum(book.num_dropped for book in train),
+        "num_paragraphs": sum(len(book.paragraphs) for book in books),
+        "num_paragraphs_dropped": sum(num_dropped),
     }
 
 
-def _save_tokenizer(bpe: BpeTokenizer, run: Path, n_ctx: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which transformers reads."""
-    from transformers import PreTrainedTokenizerFast
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
 
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
-    PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=n_ctx, **special).save_pretrained(run)
-
-
-def _digest(path: Path) -> str:
+    Raises:
+        StartError: it cannot be read.
+    """
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.table import Table
-from rich.text import Text
 from tokenizers import Tokenizer as BpeTokenizer
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
@@ -127,20 +125,6 @@ def report(directory: Path, books: Sequence[Book], device: torch.device, seed: i
             for index, opening in enumerate(OPENINGS.read_text(encoding="utf-8").splitlines())
         ],
     }
-
-
-def tables(result: dict[str, Any]) -> list[Table]:
-    """The report as tables for a terminal: figures, then samples."""
-    figures = Table("book", "tokens", "bits per byte", "perplexity", title="Held out")
-    for row in result["books"]:
-        figures.add_row(row["title"], f"{row['tokens']:,}", f"{row['bits_per_byte']:.4f}", f"{row['perplexity']:.1f}")
-    mean = result["mean"]
-    figures.add_section()
-    figures.add_row("mean", "", f"{mean['bits_per_byte']:.4f}", f"{mean['perplexity']:.1f}")
-    samples = Table("opening", "what the model wrote", title="Samples", show_lines=True)
-    for sample in result["samples"]:
-        samples.add_row(sample["opening"], Text(" ".join(sample["text"].split())))
-    return [figures, samples]
 
 
 def _sample(model: Any, bpe: BpeTokenizer, opening: str, device: torch.device, seed: int) -> dict[str, str]:

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import StartError
-from workers.training.corpus import Tokens
 
 # The largest requests use this many positions, so training must cover them.
-MIN_N_CTX = 640
+MIN_POSITIONS = 640
 # Learning-rate schedule: linear warm-up, constant, linear decay.
 WARM_UP = 0.01  # fraction of the tokens
 HOLD = 0.3  # fraction of the tokens at which the decay begins
@@ -24,12 +23,13 @@ FINAL = 0.02  # last learning rate, as a fraction of the highest
 # Separate the random streams that are derived from one seed.
 _EPOCH, _STEP = 1, 2
 
+Tokens = NDArray[np.uint16]
 Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything besides the corpus that determines what a run computes. A step reads `batch` × `window` tokens.
+    """Everything that determines what a run computes. A step reads `batch` × `window` tokens.
 
     Raises:
         StartError: the numbers do not fit together.
@@ -45,26 +45,31 @@ class Settings:
     learning_rate: float
     weight_decay: float  # of the blocks' matrices
     dropout: float
-    n_ctx: int
-    layers: int
-    width: int
-    heads: int
+    n_positions: int  # this and what follows as in GPT2Config
+    n_layer: int
+    n_embd: int
+    n_head: int
     vocab_size: int
     continue_from: str | None
+    corpus_sha256: str
 
     def __post_init__(self) -> None:
-        if self.n_ctx < MIN_N_CTX:
-            raise StartError(f"--n-ctx must be at least {MIN_N_CTX}.")
-        if min(self.window, self.batch, self.tokens, self.layers, self.width, self.heads) < 1:
+        if self.n_positions < MIN_POSITIONS:
+            raise StartError(f"--n-positions must be at least {MIN_POSITIONS}.")
+        if self.vocab_size > 1 << 16:
+            raise StartError("--vocab-size is at most 65,536.")
+        if min(self.window, self.batch, self.tokens, self.n_layer, self.n_embd, self.n_head) < 1:
             raise StartError("Sizes must be at least 1.")
-        if self.width % self.heads:
-            raise StartError("--width must be a multiple of --heads.")
+        if self.n_embd % self.n_head:
+            raise StartError("--n-embd must be a multiple of --n-head.")
         if not 0 <= self.dropout < 1 or not self.learning_rate > 0 or self.weight_decay < 0:
             raise StartError("--dropout must be in [0, 1), --learning-rate above 0, --weight-decay at least 0.")
         if not 0 <= self.long_share <= 1 or not 0 <= self.random_starts <= 1:
             raise StartError("--long-share and --random-starts are shares from 0 to 1.")
-        if self.chunk % self.window or self.tokens_per_step % self.chunk or self.chunk > self.n_ctx:
-            raise StartError("--long-window must be a multiple of --window, divide a step, and be at most --n-ctx.")
+        if self.chunk % self.window or self.tokens_per_step % self.chunk or self.chunk > self.n_positions:
+            raise StartError(
+                "--long-window must be a multiple of --window, divide a step, and be at most --n-positions."
+            )
 
     @property
     def tokens_per_step(self) -> int:
@@ -117,7 +122,7 @@ def batch_at(settings: Settings, tokens: Tokens, step: int) -> Batch:
     length = chunk if rng.random() < settings.long_share else settings.window
     rows = settings.tokens_per_step // length
     # Clamped, not redrawn, to where a window fits: else the last positions would be trained less than others.
-    offsets = np.minimum(rng.integers(settings.n_ctx, size=rows), settings.n_ctx - length)
+    offsets = np.minimum(rng.integers(settings.n_positions, size=rows), settings.n_positions - length)
     offsets *= rng.random(rows) < settings.random_starts
     return Batch(
         read[:, :-1].reshape(rows, length),
