@@ -13,19 +13,21 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import MODEL_ARCH, GGMLQuantizationType
 from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, GGUFReader, ReaderTensor
 from gguf.quants import dequantize
+from gguf.tensor_mapping import get_tensor_name_map
 
 from shared.plain_files import open_lock
 from workers.checkpoints.child_process import Progress, limit, report_progress, report_result, sizes
 from workers.checkpoints.files import CheckpointError, inspect, read_config
+from workers.checkpoints.gguf import is_whole
 from workers.checkpoints.gguf_tokenizer import end_ids, tokenizer_files
 
 # Types that safetensors has, too: their names there, and numpy's.
@@ -51,7 +53,6 @@ class Architecture:
         title: what a message to a person calls it.
         prefix: of the weights' names in a checkpoint, the head's excepted.
         sizes: metadata key → key of config.json, for whole numbers.
-        names: parts of weights' names in transformers → in a GGUF file.
         permutes: the rows of query and key are in llama.cpp's order.
         transposes: linear layers are `[in, out]` in a checkpoint.
     """
@@ -60,7 +61,6 @@ class Architecture:
     class_name: str
     prefix: str
     sizes: Mapping[str, str]
-    names: Mapping[str, str]
     permutes: bool = False
     transposes: bool = False
 
@@ -73,27 +73,10 @@ _LLAMA_SIZES = {
     "attention.head_count_kv": "num_key_value_heads",
     "context_length": "max_position_embeddings",
 }
-_LLAMA_NAMES = {
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "layers": "blk",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 ARCHITECTURES = {
-    "llama": Architecture("Llama", "LlamaForCausalLM", "model.", _LLAMA_SIZES, _LLAMA_NAMES, permutes=True),
-    "qwen2": Architecture("Qwen2", "Qwen2ForCausalLM", "model.", _LLAMA_SIZES, _LLAMA_NAMES),
-    "qwen3": Architecture("Qwen3", "Qwen3ForCausalLM", "model.", _LLAMA_SIZES, _LLAMA_NAMES),
+    "llama": Architecture("Llama", "LlamaForCausalLM", "model.", _LLAMA_SIZES, permutes=True),
+    "qwen2": Architecture("Qwen2", "Qwen2ForCausalLM", "model.", _LLAMA_SIZES),
+    "qwen3": Architecture("Qwen3", "Qwen3ForCausalLM", "model.", _LLAMA_SIZES),
     "gpt2": Architecture(
         "GPT-2",
         "GPT2LMHeadModel",
@@ -104,19 +87,6 @@ ARCHITECTURES = {
             "feed_forward_length": "n_inner",
             "attention.head_count": "n_head",
             "context_length": "n_positions",
-        },
-        {
-            "wte": "token_embd",
-            "wpe": "position_embd",
-            "ln_f": "output_norm",
-            "lm_head": "output",
-            "h": "blk",
-            "ln_1": "attn_norm",
-            "ln_2": "ffn_norm",
-            "attn.c_attn": "attn_qkv",
-            "attn.c_proj": "attn_output",
-            "mlp.c_fc": "ffn_up",
-            "mlp.c_proj": "ffn_down",
         },
         transposes=True,
     ),
@@ -143,12 +113,9 @@ def make_once(target: Path, make: Callable[[Path], None]) -> Path:
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open_lock(target.parent / f"{target.name}.lock", LOCK_S):
-            try:
-                inspect(target)
-            except CheckpointError:
-                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-            else:
+            if is_whole(target):
                 return target
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
             part = target.parent / f"{target.name}.part"
             shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
             part.mkdir(mode=0o700)
@@ -182,13 +149,20 @@ def convert(source: Path, directory: Path, on_progress: Progress) -> None:
     for name, values in files.items():
         (directory / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     try:
-        shapes = read_config(directory).weight_shapes()
-        names = {_gguf_name(name, architecture): name for name in shapes}
+        shapes = {
+            name if name.startswith("lm_head.") else architecture.prefix + name: shape
+            for name, shape in read_config(directory).weight_shapes().items()
+        }
+        names = _by_gguf_name(shapes, config["model_type"], config[architecture.sizes["block_count"]])
         if missing := names.keys() - tensors.keys():
             raise CheckpointError(f"the tensor {min(missing)} is missing: convert the model again.")
         if unknown := tensors.keys() - names.keys():
-            raise CheckpointError(_unknown_tensor(min(unknown), architecture))
-        _write_weights(source, tensors, architecture, config, shapes, directory / "model.safetensors", on_progress)
+            raise CheckpointError(
+                f"the tensor {min(unknown)} is none of {architecture.title}'s: the model is of a variant that Tercet "
+                "does not serve."
+            )
+        weights = {name: (shapes[name], tensors[gguf_name]) for gguf_name, name in names.items()}
+        _write_weights(source, weights, architecture, config, directory / "model.safetensors", on_progress)
         inspect(directory)
     except CheckpointError as error:
         raise CheckpointError(f"In {source}, {str(error).replace(f'{directory}/', '')}") from error
@@ -200,11 +174,11 @@ class _Reader(GGUFReader):
     num_arrays = 0
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Array:
-        array = super()._get(offset, dtype, count, override_order)
         self.num_arrays += 1
-        if len(array) < count or self.num_arrays > MAX_ARRAYS:
+        end = offset + np.dtype(dtype).itemsize * int(count)
+        if end > len(self.data) or self.num_arrays > MAX_ARRAYS:
             raise ValueError("it is cut short, or its header is longer than any model's")
-        return array
+        return super()._get(offset, dtype, count, override_order)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
@@ -332,35 +306,29 @@ def _decimal(value: Any, key: str) -> float:
     return float(str(np.float32(value)))
 
 
-def _gguf_name(name: str, architecture: Architecture) -> str:
-    """The name in a GGUF file of a weight of a checkpoint: layers.0.mlp.up_proj.weight → blk.0.ffn_up.weight."""
-    name, _, kind = name.rpartition(".")
-    first, _, rest = name.partition(".")
-    parts = [architecture.names[first]]
-    if rest:
-        layer, _, rest = rest.partition(".")
-        parts += [layer, architecture.names[rest]]
-    return ".".join([*parts, kind])
-
-
-def _unknown_tensor(name: str, architecture: Architecture) -> str:
-    return f"the tensor {name} is none of {architecture.title}'s: the model is of a variant that Tercet does not serve."
+def _by_gguf_name(names: Iterable[str], model_type: str, num_layers: int) -> dict[str, str]:
+    """Names of weights in a checkpoint by those in a GGUF file, as the package has them: blk.0.ffn_up.weight →
+    model.layers.0.mlp.up_proj.weight."""
+    stems = get_tensor_name_map(MODEL_ARCH[model_type.upper()], num_layers)
+    return {f"{stems.get_name(stem)}.{kind}": name for name in names for stem, _, kind in [name.rpartition(".")]}
 
 
 def _write_weights(
     source: Path,
-    tensors: Mapping[str, ReaderTensor],
+    weights: Mapping[str, tuple[list[int], ReaderTensor]],
     architecture: Architecture,
     config: Mapping[str, Any],
-    shapes: Mapping[str, list[int]],
     path: Path,
     on_progress: Progress,
 ) -> None:
-    """Write all weights as one safetensors file (https://github.com/huggingface/safetensors#format)."""
+    """Write all weights as one safetensors file (https://github.com/huggingface/safetensors#format).
+
+    Args:
+        weights: shape in a checkpoint and tensor in the file, by the name in a checkpoint.
+    """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, shape in shapes.items():
-        tensor = tensors[_gguf_name(name, architecture)]
+    for name, (shape, tensor) in weights.items():
         if _shape(tensor) != (shape[::-1] if _is_transposed(name, shape, architecture) else shape):
             raise CheckpointError(
                 f"{tensor.name} has the shape {_shape(tensor)}, where the metadata asks for {shape}: "
@@ -368,16 +336,14 @@ def _write_weights(
             )
         dtype = _FLOATS[tensor.tensor_type][0] if tensor.tensor_type in _FLOATS else "F16"
         end = offset + math.prod(shape) * (4 if dtype == "F32" else 2)
-        prefix = "" if name.startswith("lm_head.") else architecture.prefix
-        entries[prefix + name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
         offset = end
     encoded = json.dumps(entries).encode()
     encoded += b" " * (-len(encoded) % 8)
     num_total, num_done, shown = offset, 0, 0.0
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for name, shape in shapes.items():
-            tensor = tensors[_gguf_name(name, architecture)]
+        for name, (shape, tensor) in weights.items():
             is_transposed = _is_transposed(name, shape, architecture)
             for part in _parts(tensor, _row_order(name, shape, architecture, config), is_whole=is_transposed):
                 num_done += file.write(np.ascontiguousarray(part.T if is_transposed else part).data.cast("B"))

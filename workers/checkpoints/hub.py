@@ -65,10 +65,7 @@ def from_hub(
     deadline = "" if timeout_s is None else str(time.monotonic() + timeout_s)
     try:
         return run_child(
-            "hub",
-            *(repository, revision or "", deadline),
-            title=f"fetching {title}",
-            on_progress=on_progress,
+            "hub", repository, revision or "", deadline, title=f"fetching {title}", on_progress=on_progress
         )
     except NotDelivered as error:
         raise NotDelivered(error.reason, remedy) from error
