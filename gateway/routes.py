@@ -113,7 +113,7 @@ def make_routes(
         "/v1/models/{model}": Route(ModelResource(starter, models)),
         "/generate": Route(GenerateResource(tgi, "object", COMPLETE), Work.COMPLETIONS),
         "/generate_stream": Route(GenerateResource(tgi, "stream", COMPLETE_AS_STREAM), Work.COMPLETIONS),
-        "/info": Route(InfoResource(admission, starter)),
+        "/info": Route(InfoResource(admission, starter), Work.TOKENIZING),  # may wait for a worker
         "/endpoint": Route(EndpointResource(settings.access.public_url)),
         "/tokenize": Route(TokenizeResource(starter, tokenizer), Work.TOKENIZING, weight=TEXT_WEIGHT),
         "/tokenizer_info": Route(TokenizerInfoResource(starter, tokenizer), Work.TOKENIZING),

@@ -342,6 +342,7 @@ def arrival(gateway: Gateway, line: str, *fields: str, client: object = "") -> t
         ("POST http://localhost:8000/tokenize", Work.TOKENIZING),
         ("POST /tools/tercet/tokenize", Work.TOKENIZING),
         ("GET /tokenizer_info", Work.TOKENIZING),
+        ("GET /info", Work.TOKENIZING),
         ("POST /feedback", Work.READS),
         ("HEAD /ping/", Work.HEALTH),
         ("GET /jobs/abc/def", Work.READS),
