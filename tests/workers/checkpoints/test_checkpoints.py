@@ -294,7 +294,11 @@ def test_a_download_that_is_stopped_leaves_nothing_behind(
     hub: Hub, fault: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     setattr(hub, fault, "model.safetensors")
-    code = "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
+    # A process that has inherited that SIGINT is ignored would ignore it.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
+    )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         assert hub.has_stalled.wait(60)
         (child,) = psutil.Process(process.pid).children()
