@@ -3,10 +3,9 @@
 import { Problem } from "tercet-client";
 import * as vscode from "vscode";
 
-/** Shows a problem until a request succeeds. The same problem again changes nothing. */
+/** Shows a problem until a request succeeds. */
 export class ProblemItem implements vscode.Disposable {
   #item = vscode.window.createStatusBarItem("tercet.problem", vscode.StatusBarAlignment.Right);
-  #shown: string | null = null;
 
   constructor() {
     this.#item.name = "Tercet";
@@ -18,8 +17,6 @@ export class ProblemItem implements vscode.Disposable {
    */
   show(error: unknown, url: string): void {
     const { text, detail, command } = describe(error, url);
-    if (detail === this.#shown) return;
-    this.#shown = detail;
     this.#item.text = `$(warning) Tercet: ${text}`;
     this.#item.tooltip = detail;
     this.#item.accessibilityInformation = { label: `Tercet: ${detail}` };
@@ -28,7 +25,6 @@ export class ProblemItem implements vscode.Disposable {
   }
 
   hide(): void {
-    this.#shown = null;
     this.#item.hide();
   }
 

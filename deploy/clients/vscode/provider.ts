@@ -57,7 +57,7 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     this.#problemItem.hide();
   }
 
-  /** Up to three items, or none after an error, which the status bar shows. */
+  /** Up to three items, or none after an error, which the status bar shows. VS Code drops late ones. */
   async provideInlineCompletionItems(
     document: vscode.TextDocument, position: vscode.Position, { triggerKind }: vscode.InlineCompletionContext,
     token: vscode.CancellationToken,
@@ -65,7 +65,6 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const settings = this.#settings;
     if (!settings) return [];
     const isExplicit = triggerKind === vscode.InlineCompletionTriggerKind.Invoke;
-    const { version } = document;
     const after = document.lineAt(position.line).text.slice(position.character);
     const before = document.getText(new vscode.Range(new vscode.Position(0, 0), position)).replaceAll("\r\n", "\n");
     const context = trimContext({ end: before.length, text: before });
@@ -93,7 +92,6 @@ export class InlineSuggestions implements vscode.InlineCompletionItemProvider {
     const response = await this.#request(settings, request, token);
     if (!response) return [];
     this.#answer = { caret, response };
-    if (document.version !== version) return []; // the answer may suit the next call, which has the new position
     return this.#itemsThatStillHold(caret, position);
   }
 
