@@ -35,7 +35,6 @@ TIER_BY_PATH = {
     "tests/chaos": "integration",
     "tests/clients": "full",
     "tests/deploy/cloud/aws": "integration",
-    "tests/deploy/clients/vscode": "full",
     "tests/deploy/clients/npm": "integration",
     "tests/deploy/cloud/test_moving.py": "integration",
     "tests/deploy/supervision/test_nginx.py": "integration",

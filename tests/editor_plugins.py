@@ -1,10 +1,7 @@
-"""What the tests of editors' plug-ins share: builds, stand-in hosts, and a server that requires a key."""
+"""What the tests of editors' plug-ins share: builds, and a server that requires a key."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,22 +23,6 @@ def build_plugin(
     with skipping_without_npm():
         install_tools(name, work)
     return build(work, package.packed)
-
-
-def bundle_host(work: Path, source: Path, types: list[str], *options: str) -> Path:
-    """Type-check a stand-in host against the editor's types in the plug-in's work folder, and bundle it."""
-    folder = work / "host"
-    folder.mkdir(exist_ok=True)
-    shutil.copy(source, folder)
-    config = {"extends": "../tsconfig.json", "compilerOptions": {"types": types}, "files": [source.name]}
-    (folder / "tsconfig.json").write_text(json.dumps(config))
-    binaries = work / "node_modules/.bin"
-    check = subprocess.run([binaries / "tsc", "--noEmit"], cwd=folder, capture_output=True, text=True, check=False)
-    assert check.returncode == 0, check.stdout
-    bundle = folder / f"{source.stem}.mjs"
-    options = (source.name, "--bundle", "--log-level=warning", f"--outfile={bundle}", *options)
-    subprocess.run([binaries / "esbuild", *options], cwd=folder, check=True)
-    return bundle
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from deploy.clients.plugins import build_obsidian
 from tests.browser.driver import OPENING, StaticSite
 from tests.browser.editor_pages import READING_MS, EditorPage
 from tests.e2e.harness import PATIENCE_S, Tercet, free_port, until
-from tests.editor_plugins import build_plugin, bundle_host, running_with_key
+from tests.editor_plugins import build_plugin, running_with_key
 from tests.npm_package import NpmPackage
 
 
@@ -72,7 +74,18 @@ def plugin(npm_package: NpmPackage, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def script(plugin: Path) -> Path:
-    return bundle_host(plugin.parent, Path(__file__).with_name("obsidian_host.ts"), [], "--format=esm")
+    """The stand-in, type-checked against Obsidian's types in the plug-in's work folder, and bundled."""
+    folder, binaries = plugin.parent / "host", plugin.parent / "node_modules/.bin"
+    folder.mkdir(exist_ok=True)
+    source = Path(shutil.copy(Path(__file__).with_name("obsidian_host.ts"), folder))
+    config = {"extends": "../tsconfig.json", "compilerOptions": {"types": []}, "files": [source.name]}
+    (folder / "tsconfig.json").write_text(json.dumps(config))
+    check = subprocess.run([binaries / "tsc", "--noEmit"], cwd=folder, capture_output=True, text=True, check=False)
+    assert check.returncode == 0, check.stdout
+    bundle = folder / "obsidian_host.mjs"
+    options = (source.name, "--bundle", "--format=esm", "--log-level=warning", f"--outfile={bundle}")
+    subprocess.run([binaries / "esbuild", *options], cwd=folder, check=True)
+    return bundle
 
 
 @pytest.fixture
