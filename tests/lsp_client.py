@@ -21,6 +21,12 @@ URI = "file:///notes.md"
 TIMEOUT_S = 30.0
 
 
+def start_lsp(environ: Mapping[str, str], *arguments: str) -> subprocess.Popen[bytes]:
+    """`tercet lsp`, with pipes."""
+    command, pipe = [sys.executable, "-m", "deploy", "lsp", *arguments], subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=dict(environ), stdin=pipe, stdout=pipe, stderr=pipe)
+
+
 class LspClient:
     """One editor with one document, which it sends whole at each change, or as a change of one place.
 
@@ -48,14 +54,7 @@ class LspClient:
         self._results: dict[int, Queue[dict[str, Any]]] = {}
         self._version = itertools.count(1)
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "deploy", "lsp", *arguments],
-            cwd=ROOT,
-            env=dict(environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self._process = start_lsp(environ, *arguments)
         self.stderr = b""
         self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_stderr)]
         for thread in self._threads:

@@ -11,8 +11,16 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
-from tests.browser.driver import TIMEOUT_MS, Editor, ObservedPage, StaticSite, editor_context, static_site
-from tests.browser.editor_pages import EDITORS, PAGE, SOURCES, EditorPage
+from tests.browser.driver import (
+    TIMEOUT_MS,
+    Editor,
+    ObservedPage,
+    StaticSite,
+    answer_with,
+    editor_context,
+    static_site,
+)
+from tests.browser.editor_pages import EDITORS, PAGE, SOURCES, EditorPage, OpenEditor
 from tests.e2e.harness import ROOT, Tercet, running
 from tests.npm_package import NpmPackage
 
@@ -153,14 +161,19 @@ def bundles(npm_package: NpmPackage, site: StaticSite) -> None:
 
 
 @pytest.fixture
-def open_editor(
-    browser: Browser, site: StaticSite, tercet: Tercet, bundles: None
-) -> Iterator[Callable[..., EditorPage]]:
-    """Opens an editor's page, by default without unasked requests. Teardown fails if a script of a page failed."""
+def open_editor(browser: Browser, site: StaticSite, tercet: Tercet, bundles: None) -> Iterator[OpenEditor]:
+    """Opens an editor's page, by default without unasked requests; answers are in place of the server's. Teardown fails
+    if a script of a page failed."""
     opened: list[EditorPage] = []
 
     def open_new(
-        name: str, *, mode: str = "off", model: str = "embedded", is_framed: bool = False, file: str = "", **more: str
+        name: str,
+        *answers: str,
+        mode: str = "off",
+        model: str = "embedded",
+        is_framed: bool = False,
+        file: str = "",
+        **more: str,
     ) -> EditorPage:
         page = browser.new_page()
         page.set_default_timeout(TIMEOUT_MS)
@@ -169,6 +182,8 @@ def open_editor(
         framed = {"framed": 1} if is_framed else {}
         query = urlencode({"server": tercet.url, "mode": mode, "model": model, **framed, **more})
         page.goto(f"{site.origin}/{file or name}.html?{query}")
+        if answers:
+            answer_with(page, *answers)
         return editor
 
     yield open_new
@@ -178,12 +193,12 @@ def open_editor(
 
 
 @pytest.fixture(params=EDITORS)
-def open_each(request: pytest.FixtureRequest, open_editor: Callable[..., EditorPage]) -> Callable[..., EditorPage]:
+def open_each(request: pytest.FixtureRequest, open_editor: OpenEditor) -> OpenEditor:
     """Opens the page of one of the editors; the test runs once for each."""
     return partial(open_editor, request.param)
 
 
 @pytest.fixture(params=[name for name in EDITORS if name != "textarea"])
-def open_drawing(request: pytest.FixtureRequest, open_editor: Callable[..., EditorPage]) -> Callable[..., EditorPage]:
+def open_drawing(request: pytest.FixtureRequest, open_editor: OpenEditor) -> OpenEditor:
     """As `open_each`, for the editors that draw ghost text."""
     return partial(open_editor, request.param)

@@ -92,7 +92,24 @@ class DocsPage(ObservedPage):
         return answer.text_content() or ""
 
 
-class Editor(ObservedPage):
+class Typist:
+    """Types on a page, into its text."""
+
+    page: Page
+    text: Locator
+
+    def type(self, text: str) -> None:
+        """Focus the text and type a text key by key."""
+        self.text.focus()
+        self.page.keyboard.type(text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys in order, named as in Playwright (`Control+z`)."""
+        for key in keys:
+            self.page.keyboard.press(key)
+
+
+class Editor(ObservedPage, Typist):
     """The editor page."""
 
     def __init__(self, page: Page, tercet: Tercet) -> None:
@@ -124,16 +141,6 @@ class Editor(ObservedPage):
         """Reload the page and wait until it has opened the document, which focuses the text."""
         self.page.reload()
         expect(self.text).to_be_focused()
-
-    def type(self, text: str) -> None:
-        """Focus the text and type a text key by key."""
-        self.text.focus()
-        self.page.keyboard.type(text)
-
-    def press(self, *keys: str) -> None:
-        """Press keys in order, named as in Playwright (`Control+z`)."""
-        for key in keys:
-            self.page.keyboard.press(key)
 
     def request_suggestions(self, text: str = OPENING) -> list[str]:
         """Type a text, ask for suggestions and wait for the complete response; returns them."""

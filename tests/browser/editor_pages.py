@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Request, expect
 
-from tests.browser.driver import OPENING, answer_with, errors_of
+from tests.browser.driver import OPENING, Typist, answer_with, errors_of
 from tests.e2e.harness import PATIENCE_S, until
 
 SOURCES = Path(__file__).with_name("editors")
@@ -28,7 +28,7 @@ READING_MS = 250  # suggestions that were visible for less than 200 ms cannot be
 QUIET_MS = 400  # longer than an adapter takes to send a request for a change
 
 
-class EditorPage:
+class EditorPage(Typist):
     """One editor, alone on a page with a button after it."""
 
     def __init__(self, page: Page, name: str, is_framed: bool) -> None:
@@ -72,14 +72,6 @@ class EditorPage:
         text = self.text.input_value() if self.is_textarea else str(self.text.evaluate(READ_BLOCKS))
         return text.replace("\u00a0", " ")
 
-    def type(self, text: str) -> None:
-        self.text.focus()
-        self.page.keyboard.type(text)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
-
     def request(self, text: str = OPENING, *, num_listed: int = 3) -> list[str]:
         """Type a text, request suggestions, and wait for them as `wait_for_list` does."""
         self.type(text)
@@ -115,3 +107,6 @@ class EditorPage:
         """Wait until a suggestion came by itself and has been visible long enough to be accepted."""
         expect(self.items.first if self.is_textarea else self.ghost).to_be_visible()
         self.page.wait_for_timeout(READING_MS)
+
+
+OpenEditor = Callable[..., EditorPage]

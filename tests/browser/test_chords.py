@@ -8,10 +8,9 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from tests.browser.driver import Editor, answer_with
-from tests.browser.editor_pages import EditorPage
+from tests.browser.editor_pages import OpenEditor
 from tests.browser.test_live import hold, type_until_shown
 
-OpenEditor = Callable[..., EditorPage]
 SUGGESTION = ' to Mr. Lowe, whom she saw "again!" and again. Then'
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING, InputMethod, answer_with, box
-from tests.browser.editor_pages import QUIET_MS, READING_MS, EditorPage
+from tests.browser.driver import OPENING, InputMethod, box
+from tests.browser.editor_pages import QUIET_MS, READING_MS, OpenEditor
 
-OpenEditor = Callable[..., EditorPage]
 # But for the first test, these answer: what the adapters do with an answer does not depend on its text.
 THREE = (" went on with his tale", " said nothing of it", " turned to the door")
 
@@ -55,8 +53,7 @@ def test_the_list_shows_whole_words(open_each: OpenEditor) -> None:
 
 def test_the_list_follows_the_color_scheme(open_each: OpenEditor) -> None:
     """CodeMirror gives its tooltips a light background, on which light text could not be read."""
-    editor = open_each()
-    answer_with(editor.page, *THREE)
+    editor = open_each(*THREE)
     editor.page.evaluate("document.documentElement.style.colorScheme = 'dark'")
     editor.request()
     background, text = editor.items.first.evaluate(
@@ -152,8 +149,7 @@ def test_a_composed_word_that_will_stand_is_followed_and_accepted(open_each: Ope
 
 
 def test_a_character_of_the_layout_is_the_editors(open_each: OpenEditor) -> None:
-    editor = open_each()
-    answer_with(editor.page, *THREE)
+    editor = open_each(*THREE)
     editor.request()
     session = editor.page.context.new_cdp_session(editor.page)
     event = {"key": "#", "code": "Digit3", "windowsVirtualKeyCode": 51, "modifiers": 1}
@@ -162,8 +158,7 @@ def test_a_character_of_the_layout_is_the_editors(open_each: OpenEditor) -> None
 
 
 def test_escape_then_tab_leaves(open_each: OpenEditor) -> None:
-    editor = open_each()
-    answer_with(editor.page, *THREE)
+    editor = open_each(*THREE)
     editor.request()
     editor.press("Escape")
     expect(editor.items).to_have_count(0)
@@ -209,8 +204,7 @@ def test_enter_is_the_editors_after_a_word_was_taken(open_each: OpenEditor) -> N
 
 
 def test_a_click_and_a_chord_accept_the_item_with_that_number(open_each: OpenEditor) -> None:
-    editor = open_each()
-    answer_with(editor.page, *THREE)
+    editor = open_each(*THREE)
     suggestion = editor.request()[2]
     assert editor.items.nth(2).evaluate("(item) => item.value") == 3
     editor.items.nth(2).click()
@@ -236,8 +230,7 @@ def test_closing_the_editor_aborts_the_request(open_each: OpenEditor) -> None:
 
 
 def test_a_caret_that_moves_closes_the_list_and_selected_text_is_the_editors(open_drawing: OpenEditor) -> None:
-    editor = open_drawing()
-    answer_with(editor.page, *THREE)
+    editor = open_drawing(*THREE)
     editor.request()
     for key in ("ArrowLeft", "Shift+ArrowLeft"):
         editor.press("End", "Alt+Enter")
@@ -251,8 +244,7 @@ def test_a_caret_that_moves_closes_the_list_and_selected_text_is_the_editors(ope
 
 
 def test_nothing_is_accepted_in_another_text_or_where_it_is_read_only(open_drawing: OpenEditor) -> None:
-    editor = open_drawing()
-    answer_with(editor.page, *THREE)
+    editor = open_drawing(*THREE)
     editor.type(OPENING)
     for keys in ("F7 Alt+1 Alt+ArrowRight", "F9 Alt+1 Tab"):  # a program inserts text; the editor becomes read-only
         editor.press("Alt+Enter")
@@ -265,8 +257,7 @@ def test_nothing_is_accepted_in_another_text_or_where_it_is_read_only(open_drawi
 
 
 def test_an_editor_in_a_frame(open_drawing: OpenEditor) -> None:
-    editor = open_drawing(is_framed=True)
-    answer_with(editor.page, *THREE)
+    editor = open_drawing(*THREE, is_framed=True)
     suggestion = editor.request()[2]
     colors = [
         locator.evaluate("(element) => getComputedStyle(element).color") for locator in (editor.text, editor.ghost)
@@ -283,8 +274,7 @@ def test_an_editor_in_a_frame(open_drawing: OpenEditor) -> None:
 
 def test_a_suggestion_of_two_lines(open_each: OpenEditor) -> None:
     """The response is a stand-in: no seed of the model yields a line break in every version."""
-    editor = open_each()
-    answer_with(editor.page, " fell silent.\nThen he spoke.")
+    editor = open_each(" fell silent.\nThen he spoke.")
     editor.request(num_listed=1)
     editor.press("Enter")
     accepted = f"{OPENING} fell silent.\nThen he spoke."

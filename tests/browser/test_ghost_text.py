@@ -9,11 +9,10 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with, box
-from tests.browser.editor_pages import EditorPage
+from tests.browser.editor_pages import OpenEditor
 from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
-OpenEditor = Callable[..., EditorPage]
 BEFORE = "We write because the kitchen tap in the flat has been dri"
 GHOST = "pping since Monday, and nobody has come to look at it or answered any of our letters"
 # The height of each letter, with a mark where a line begins within a word.
@@ -57,8 +56,7 @@ def test_ghost_text_wraps_in_the_column_and_moves_the_text_below(open_page: Open
 
 
 def test_in_other_editors_no_letter_changes_its_line(open_drawing: OpenEditor) -> None:
-    editor = open_drawing(mode="live")
-    answer_with(editor.page, GHOST)
+    editor = open_drawing(GHOST, mode="live")
     editor.type(BEFORE)
     expect(editor.ghost).to_have_text(GHOST)
     assert_still(editor.page, editor.text)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, Editor, answer_with
-from tests.browser.editor_pages import EditorPage
-
-OpenEditor = Callable[..., EditorPage]
+from tests.browser.editor_pages import OpenEditor
 
 
 def test_words_before_a_bracket_that_the_editor_closed(open_each: OpenEditor) -> None:
-    editor = open_each(mode="live")
-    answer_with(editor.page, " fond of it")
+    editor = open_each(" fond of it", mode="live")
     editor.type("The old man (who was ver")
     if editor.name != "codemirror":  # it closes brackets by itself
         editor.page.keyboard.type(")")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import product
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driver import OPENING, answer_with
-from tests.browser.editor_pages import READING_MS, EditorPage
+from tests.browser.driver import OPENING
+from tests.browser.editor_pages import READING_MS, OpenEditor
 
-OpenEditor = Callable[..., EditorPage]
 # What a page does with a textarea, without an event that the adapter could listen to.
 LONGER = 'textarea.value += " more"'
 CHANGES = [
@@ -39,8 +37,7 @@ MENTIONS = """(field) => {
 
 def test_a_textarea_that_a_program_changes_is_left_alone(open_editor: OpenEditor) -> None:
     """Each change, and each key after one of them. For other editors: tests/browser/test_editors.py."""
-    editor = open_editor("textarea")
-    answer_with(editor.page, " secretary of the old man")
+    editor = open_editor("textarea", " secretary of the old man")
     for change, key in [*product(CHANGES, ("", "Tab")), *product([LONGER], KEYS)]:
         editor.page.evaluate(f"{FIELD}.value = ''")
         editor.request(num_listed=1)
@@ -84,8 +81,7 @@ def test_keys_are_of_a_list_that_aria_announces(open_editor: OpenEditor) -> None
 
 
 def test_tab_accepts_the_completion_that_was_chosen_in_codemirror(open_editor: OpenEditor) -> None:
-    editor = open_editor("codemirror", mode="live")
-    answer_with(editor.page, "three")
+    editor = open_editor("codemirror", "three", mode="live")
     for keys, expected in ((["Tab"], "zzthree "), (["ArrowDown", "Tab"], "zztwo"), (["ArrowDown", "Enter"], "zztwo")):
         editor.press("Control+a", "Delete")
         editor.type("zz")

@@ -11,11 +11,10 @@ from typing import Any
 from playwright.sync_api import Page, Route, expect
 
 from tests.browser.driver import MIN_VISIBLE_MS, SURE, Editor, answer_with
-from tests.browser.editor_pages import EditorPage
+from tests.browser.editor_pages import OpenEditor
 from tests.e2e.harness import PATIENCE_S, until
 
 OpenPage = Callable[..., Editor]
-OpenEditor = Callable[..., EditorPage]
 OVERLOADED = {"status": 503, "code": "overloaded", "detail": "Every slot is busy; try again in a second."}
 
 
@@ -66,8 +65,7 @@ def test_an_idea_comes_in_a_document_that_is_opened_once(open_page: OpenPage) ->
 
 
 def test_an_idea_comes_after_a_deletion_and_on_return_once_for_each_place(open_each: OpenEditor) -> None:
-    editor = open_each(mode="live")
-    answer_with(editor.page, " and more")
+    editor = open_each(" and more", mode="live")
     editor.page.clock.install()
     bodies: list[dict[str, Any]] = []
     editor.page.on("request", lambda request: bodies.append(json.loads(request.post_data or "{}")))

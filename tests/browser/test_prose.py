@@ -8,10 +8,9 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.driver import SURE, Editor
-from tests.browser.editor_pages import QUIET_MS, EditorPage
+from tests.browser.editor_pages import QUIET_MS, OpenEditor
 from tests.browser.test_live import type_until_shown
 
-OpenEditor = Callable[..., EditorPage]
 CODE = "```\nThe old man looked at"
 
 

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from deploy.clients.npm.client_package import npm
 from deploy.clients.plugins import PUBLISHED_BEFORE, build_vscode
 from shared.version import tercet_version
-from tests.browser.driver import OPENING, SURE
+from tests.browser.driver import OPENING, SURE, Typist
 from tests.e2e.harness import PATIENCE_S, Tercet, free_port, metric, until
 from tests.editor_plugins import build_plugin, running_with_key
 from tests.npm_package import NpmPackage, skipping_without_npm
@@ -35,7 +35,7 @@ IN_CODE = f"Look:\n\n```\n{SURE}"
 
 
 @dataclass(frozen=True)
-class Workbench:
+class Workbench(Typist):
     """A window of VS Code that Chromium shows."""
 
     page: Page
@@ -82,10 +82,6 @@ class Workbench:
 
     def type(self, text: str) -> None:
         self.page.keyboard.type(text, delay=30)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
 
     def suggestion(self, *, after: str = "") -> str:
         """What is suggested at the caret, as soon as it is, and is not what was suggested before."""

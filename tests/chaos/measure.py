@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tests.bench.rounds import percentile
-from tests.e2e.harness import Tercet, running
+from tests.e2e.harness import Background, Tercet, running
 
 Size = Literal["short", "full", "soak"]
 SOAK_FACTOR = 10
@@ -135,25 +134,15 @@ class Row:
         return findings
 
 
-class Jitter:
+class Jitter(Background):
     """How late a sleeping thread wakes up: the share of a latency that the machine caused, not the server."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.overshoots_s: list[float] = []
-        self._stop = threading.Event()
 
-    @contextmanager
-    def running(self) -> Iterator[Jitter]:
-        thread = threading.Thread(target=self._run)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._stop.set()
-            thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def run(self) -> None:
+        while not self.is_over.is_set():
             before = time.monotonic()
             time.sleep(0.005)
             self.overshoots_s.append(time.monotonic() - before - 0.005)

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 import psutil
@@ -268,6 +269,26 @@ def serving(tercet: T) -> Iterator[T]:
     finally:
         assert tercet.stop() == 0
     assert "SIGSEGV" not in tercet.log()  # a retry hides a crashed worker from the client
+
+
+class Background(threading.Thread):
+    """A thread from its block's begin until the end.
+
+    Attributes:
+        is_over: set at the end, for which `run` is to look.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        self.join(timeout=60)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Self
 
 from shared.masters.run_directory import MARKER_FILE
 from shared.plan import PLAN_LOCK_FILE
@@ -17,26 +15,6 @@ from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import START_S, Tercet, until
 
 NUM_CLIENTS = 3
-
-
-class Starter(threading.Thread):
-    """What starts a server again, as systemd does, in a thread from the block's begin until its end.
-
-    Attributes:
-        is_over: set at the end. Then a server that runs is stopped, as it would compute while other tests run.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.is_over = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_over.set()
-        self.join(timeout=60)
 
 
 @contextmanager

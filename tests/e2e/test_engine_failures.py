@@ -91,7 +91,7 @@ def test_fifty_clients_that_hang_up_leave_no_sequence_descriptor_or_thread(terce
         for _ in range(10):  # the pool's threads start as they are needed
             hang_up(slot)
         before = worker.num_fds(), worker.num_threads()
-        with Jitter().running() as jitter:
+        with Jitter() as jitter:
             took = [hang_up(slot) for _ in range(50)]
         until(lambda: worker.num_fds() <= before[0], PATIENCE_S, "no descriptor left")
         assert worker.num_threads() <= before[1] + 2
@@ -156,7 +156,7 @@ def test_after_a_device_error_the_process_is_gone_in_500_ms_and_replaced(tercet:
     index = 1
     worker = psutil.Process(pid_of(tercet, index))
     request = {"prompt": "The sea", "seed": DEVICE}
-    with slot_socket(tercet, index) as slot, Jitter().running() as jitter:
+    with slot_socket(tercet, index) as slot, Jitter() as jitter:
         began = time.monotonic()
         lines = [json.loads(line) for line in slot.post("http://slot/generate", json=request).text.splitlines()]
         until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 2, "the worker gone")
@@ -175,7 +175,7 @@ def test_a_looping_engine_costs_its_caller_no_more_than_its_deadline_and_is_repl
     before = [pid_of(tercet, index) for index in (0, 1)]
     began = time.monotonic()
     fields: dict[str, Any] = {"context": "The sea", "seed": HANG, "n": 1, "max_time": 0.6}
-    with Jitter().running() as jitter:
+    with Jitter() as jitter:
         response = tercet.client.post("/autocomplete", json=fields)
         answered_s = time.monotonic() - began
     assert answered_s < 0.6 + 0.1 + jitter.ms(1.0) / 1e3

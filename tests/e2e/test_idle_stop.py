@@ -17,13 +17,13 @@ import pytest
 from gateway.jobs.opening import open_store
 from gateway.jobs.queue import JobQueue
 from tests.chaos.http_client import Answer, completion_request, exchange, find_fault, request_bytes
-from tests.e2e.harness import Tercet, until
-from tests.e2e.lifecycle import Starter, start_behind, wait_for_start
+from tests.e2e.harness import Background, Tercet, until
+from tests.e2e.lifecycle import start_behind, wait_for_start
 
 NUM_REQUESTS, SPACING_S = 25, 0.1
 
 
-class SocketHolder(Starter):
+class SocketHolder(Background):
     """What a socket unit does: the server is started by a connection, and again by the next after it has ended."""
 
     def __init__(self, tercet: Tercet, listener: socket.socket) -> None:

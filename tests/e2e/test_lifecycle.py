@@ -248,7 +248,7 @@ def stop_under_load(tercet: Tercet) -> None:
     for thread in threads:
         thread.start()
     until(lambda: sum(slot["in_flight"] for slot in tercet.slots()) >= 3 * len(threads), 10, "in flight")
-    with Jitter().running() as jitter:
+    with Jitter() as jitter:
         started_at = time.monotonic()
         tercet.process.terminate()
         page = until(lambda: (ready := tercet.client.get("/health/ready")).status_code == 503 and ready, 2, "not ready")

@@ -55,7 +55,7 @@ def full(tercet: SharedServer) -> Iterator[None]:
 
 def test_refusals_come_at_once_on_a_connection_that_stays_open(slow: SharedServer) -> None:
     before = metric(slow, REFUSED)
-    with full(slow), socket.create_connection(("127.0.0.1", slow.port)) as sock, Jitter().running() as jitter:
+    with full(slow), socket.create_connection(("127.0.0.1", slow.port)) as sock, Jitter() as jitter:
         times_s = []
         for _ in range(30):
             begin = time.monotonic()

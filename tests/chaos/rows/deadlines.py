@@ -29,7 +29,7 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
     """
     num_requests = context.amount(100, 2000)
     tercet = context.shared(log="debug", **SLOW)
-    with Jitter().running() as jitter:
+    with Jitter() as jitter:
         late_ms = _overshoots_ms(tercet.port, num_requests, context.seed, findings)
     findings.figures |= {"requests": num_requests, "machine's jitter p99 ms": jitter.ms(0.99)}
     findings.at_most("past the deadline, p99 ms", percentile(late_ms, 0.99), 50.0 + jitter.ms(0.99), is_speed=True)
@@ -44,7 +44,7 @@ def keep_deadlines(context: Context, findings: Findings) -> None:
     base = context.directory()
     with (
         serving_through_proxies(base, always(Fault()), models="embedded*2", **SLOW) as (gateway, proxies),
-        Jitter().running() as jitter,
+        Jitter() as jitter,
     ):
         for proxy in proxies:
             # The state streams are open and stay as they are; responses drip after head and acknowledgement.
@@ -93,7 +93,7 @@ def answer_through_faults(context: Context, findings: Findings) -> None:
     seconds, max_time_s = context.amount(10, 60), 2.0
     with (
         serving_through_proxies(context.directory(), always(Fault()), models="embedded*2") as (gateway, proxies),
-        Jitter().running() as jitter,
+        Jitter() as jitter,
     ):
         for index, proxy in enumerate(proxies):
             proxy.set_schedule(random_schedule(context.seed + index, 0.5))

@@ -114,14 +114,13 @@ def sentinel(
         *settings,
     ]
     config.write_text("\n".join(lines) + "\n")
-    process = subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL)
-    try:
-        with Redis(port=port, password="watch" if any("watch" in line for line in settings) else None) as client:
-            until(lambda: _knows_replica(client), 30, "the Sentinel knows the replica")
-            yield client
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL) as process:
+        try:
+            with Redis(port=port, password="watch" if any("watch" in line for line in settings) else None) as client:
+                until(lambda: _knows_replica(client), 30, "the Sentinel knows the replica")
+                yield client
+        finally:
+            process.kill()
 
 
 def _knows_replica(client: Redis) -> bool:

@@ -105,17 +105,13 @@ def dynamodb_server() -> Iterator[str]:
         Its endpoint.
     """
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("moto_server.py")), str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: _accepts(port), 60, "moto's server listens")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("moto_server.py")), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: _accepts(port), 60, "moto's server listens")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
 def _accepts(port: int) -> bool:

@@ -226,7 +226,7 @@ def test_every_foreign_exception_becomes_a_failure_with_a_sentence_of_ours() -> 
 def test_a_deadline_and_a_cancellation_end_generation_within_one_step(tiny: LoadedModel) -> None:
     """100 sequences, four at a time: each ends at its deadline or cancellation, plus the step under way."""
     late: list[float] = []
-    with running_engine(tiny, max_batch=8, step_delay_s=0.004) as engine, Jitter().running() as jitter:
+    with running_engine(tiny, max_batch=8, step_delay_s=0.004) as engine, Jitter() as jitter:
         for number in range(25):
             now = time.monotonic()
             deadlines = [now + 0.02 + 0.007 * ((number + index) % 5) for index in range(4)]

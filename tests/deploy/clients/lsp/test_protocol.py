@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from lsprotocol import types
 from pygls.workspace import TextDocument
 
 import deploy.clients.lsp.server  # noqa: F401 - it mends positions
-from tests.e2e.harness import ROOT
+from tests.lsp_client import start_lsp
 
 INLINE: dict[str, Any] = {"textDocument": {"inlineCompletion": {}}}
 AT_START = {"textDocument": {"uri": "file:///a.md"}, "position": {"line": 0, "character": 0}}
@@ -47,14 +46,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 def run(sent: bytes, environ: Mapping[str, str]) -> tuple[int, list[dict[str, Any]], str]:
     """The exit status, the answers and standard error. Standard input stays open until the process ends."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "deploy", "lsp"],
-        cwd=ROOT,
-        env=dict(environ),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with start_lsp(environ) as process:
         assert process.stdin
         process.stdin.write(sent)
         process.stdin.flush()

@@ -23,8 +23,7 @@ from deploy.cloud.aws.wake.handler import SweepFailed
 from tests.deploy.cloud.aws.cloud import Cloud
 from tests.deploy.cloud.aws.function import STOPPED, Answer, Function, deployed_function, in_state
 from tests.deploy.cloud.aws.test_power_off import IDLE_STATUS
-from tests.e2e.harness import Tercet, until
-from tests.e2e.lifecycle import Starter
+from tests.e2e.harness import Background, Tercet, until
 
 POLL_S = 0.05
 # From the request to power off until EC2 says `stopping`, and from there until it says `stopped`.
@@ -33,7 +32,7 @@ STOPPING_S = 0.4
 SWEEP_S = 1.0
 
 
-class Machine(Starter):
+class Machine(Background):
     """The machine of the instance, and what EventBridge does about it."""
 
     def __init__(self, function: Function, tercet: Tercet) -> None:
