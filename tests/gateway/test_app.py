@@ -23,7 +23,8 @@ from tests.gateway.pool.reservations import make
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_route_that_takes_get_takes_head(gateway: Gateway) -> None:
+def test_every_route_that_takes_get_takes_head(make_gateway: MakeGateway) -> None:
+    gateway = make_gateway(timeout_s="0.3")  # what asks a worker waits for one
     paths = [
         route.path
         for route in falcon.inspect.inspect_routes(gateway.app)
