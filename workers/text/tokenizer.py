@@ -244,8 +244,8 @@ def _without_special_tokens(bpe: BpeTokenizer) -> BpeTokenizer:
 
 
 def _encode_part(bpe: BpeTokenizer, part: str) -> Encoding:
-    # `encode` holds the interpreter lock, `encode_batch` does not, but takes longer for a short text.
-    if len(part) <= 2 * PART_CHARS:
+    # `encode` holds the interpreter lock, which for a short text takes less time than to get it back.
+    if len(part) <= PART_CHARS // 2:
         return bpe.encode(part, add_special_tokens=False)
     return bpe.encode_batch([part], add_special_tokens=False)[0]
 
