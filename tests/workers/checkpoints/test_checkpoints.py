@@ -295,10 +295,8 @@ def test_a_download_that_is_stopped_leaves_nothing_behind(
 ) -> None:
     setattr(hub, fault, "model.safetensors")
     # A process that has inherited that SIGINT is ignored would ignore it.
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
-    )
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from workers.checkpoints.resolve import resolve; resolve('tiny', 'org/tiny')"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         assert hub.has_stalled.wait(60)
         (child,) = psutil.Process(process.pid).children()
