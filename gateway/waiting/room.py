@@ -69,61 +69,64 @@ class FairQueue(Generic[W]):
     owners that wait get equal shares, however many requests each of them sends and however large they are.
 
     Within an owner the order is first come, first served. Requests that the owner's next request will soon make useless
-    (`is_latest_first`) have a queue of their own in the round, whose last request is served first: it has the most time
-    left. An owner with both shares its turn between them. After Facebook's adaptive LIFO: B. Maurer, "Fail at scale",
-    ACM Queue 13(8), 2015.
+    (`is_latest_first`) have a line of their own, whose last request is served first: it has the most time left. The two
+    lines of an owner take turns. After Facebook's adaptive LIFO: B. Maurer, "Fail at scale", ACM Queue 13(8), 2015.
     """
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[Line, deque[W]] = OrderedDict()  # first the one whose turn it is; none is empty
-        self._deficits: dict[Line, float] = {}
+        # First the owner whose turn it is, and its line whose turn it is. None is empty.
+        self._lines: OrderedDict[str, OrderedDict[Line, deque[W]]] = OrderedDict()
+        self._deficits: dict[str, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
     def append(self, request: W) -> None:
         """Add a request. An owner without any joins at the end of the round."""
-        line = request.line
-        if line not in self._lines:
-            self._lines[line] = deque()
-            self._deficits[line] = QUANTUM
+        lines = self._lines.setdefault(request.owner, OrderedDict())
+        self._deficits.setdefault(request.owner, QUANTUM)
+        line = lines.setdefault(request.line, deque())
         if request.is_latest_first:
-            self._lines[line].appendleft(request)
+            line.appendleft(request)
         else:
-            self._lines[line].append(request)
+            line.append(request)
 
     def head(self, passed: Collection[Line] = ()) -> W | None:
         """The request to serve next. It stays the head until it is served or removed, or a later one of its line comes
         that is served first.
 
         Args:
-            passed: lines that must wait although it may be their turn. They keep their place and their deficit.
+            passed: lines that must wait although it may be their turn. They keep their place.
         """
-        while (line := next((line for line in self._lines if line not in passed), None)) is not None:
-            first = self._lines[line][0]
-            if first.cost <= self._deficits[line]:
+        while (
+            first := next(
+                (each[0] for lines in self._lines.values() for line, each in lines.items() if line not in passed), None
+            )
+        ) is not None:
+            if first.cost <= self._deficits[first.owner]:
                 return first
-            other = (line[0], not line[1])
-            self._deficits[line] += QUANTUM / (2 if other in self._lines and other not in passed else 1)
-            self._lines.move_to_end(line)
+            self._deficits[first.owner] += QUANTUM
+            self._lines.move_to_end(first.owner)
         return None
 
     def serve(self, head: W) -> None:
-        """Remove the head and subtract its cost from its line's deficit."""
-        self._deficits[head.line] -= head.cost
+        """Remove the head and subtract its cost from its owner's deficit."""
+        self._deficits[head.owner] -= head.cost
+        self._lines[head.owner].move_to_end(head.line)
         self.remove(head)
 
     def remove(self, request: W) -> None:
-        """Remove a request that is not served. A line without requests loses what is left of its deficit."""
-        line = request.line
-        requests = self._lines[line]
-        requests.remove(request)
-        if not requests:
-            del self._lines[line], self._deficits[line]
+        """Remove a request that is not served. An owner without requests loses what is left of its deficit."""
+        lines = self._lines[request.owner]
+        lines[request.line].remove(request)
+        if not lines[request.line]:
+            del lines[request.line]
+        if not lines:
+            del self._lines[request.owner], self._deficits[request.owner]
 
     def last(self, owner: str) -> list[W]:
         """The request that would be served last, of each line of an owner."""
-        return [self._lines[line][-1] for line in ((owner, False), (owner, True)) if line in self._lines]
+        return [line[-1] for line in self._lines.get(owner, {}).values()]
 
 
 class WaitingRoom(Generic[W]):

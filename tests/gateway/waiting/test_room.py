@@ -141,6 +141,19 @@ def test_the_latest_of_requests_that_become_useless_is_first_and_holds_up_no_oth
     assert {each.is_latest_first for each in served[:2]} == {True, False}
 
 
+def test_an_owner_that_begins_a_line_again_and_again_gets_no_more_than_its_share() -> None:
+    queue = FairQueue[Request]()
+    for owner in 20 * "ab":
+        queue.append(request(owner))
+    served = Counter[str]()
+    for _ in range(20):
+        queue.append(request("a", is_latest_first=True))
+        assert (head := queue.head()) is not None
+        queue.serve(head)
+        served[head.owner] += 1
+    assert served["a"] <= served["b"] + 1
+
+
 class Fairness(RuleBasedStateMachine):
     """While two owners both wait, neither gets more than two of the largest requests more than the other."""
 
