@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ ARCHIVE = f"s3://{BUCKET}/{KEY}"
 def archive_of(directory: Path, *, prefix: str = "") -> bytes:
     """As `tar -czf model.tar.gz -C DIRECTORY .` makes it."""
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+    with tarfile.open(fileobj=content, mode="w:gz", compresslevel=1) as archive:
         for path in sorted(directory.iterdir()):
             archive.add(path, f"{prefix}./{path.name}")
     return content.getvalue()
@@ -80,21 +81,21 @@ def test_weights_of_ones_own_are_unpacked_and_checked(cloud: Cloud, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    ("make_data", "reason"),
     [
-        (archive_of(EMBEDDED, prefix="legal/"), "has no config.json at its top"),
-        (b"not an archive", "cannot be unpacked"),
-        (archive_of(EMBEDDED)[:1000], "cannot be unpacked"),
-        (archive_of(EMBEDDED, prefix="../outside/"), "cannot be unpacked"),
+        (lambda: archive_of(EMBEDDED, prefix="legal/"), "has no config.json at its top"),
+        (lambda: b"not an archive", "cannot be unpacked"),
+        (lambda: archive_of(EMBEDDED)[:1000], "cannot be unpacked"),
+        (lambda: archive_of(EMBEDDED, prefix="../outside/"), "cannot be unpacked"),
         (None, "NoSuchBucket"),
     ],
     ids=["a folder", "no archive", "cut", "outside of the directory", "no bucket"],
 )
 def test_an_archive_that_cannot_be_served_ends_the_boot(
-    cloud: Cloud, tmp_path: Path, data: bytes | None, reason: str
+    cloud: Cloud, tmp_path: Path, make_data: Callable[[], bytes] | None, reason: str
 ) -> None:
-    if data is not None:
-        put_archive(cloud, data)
+    if make_data is not None:
+        put_archive(cloud, make_data())
     done = first_boot(cloud, tmp_path, "small", ARCHIVE)
     assert (done.returncode, done.stdout) == (1, "")
     assert reason in done.stderr
