@@ -38,7 +38,7 @@ def front_url(container: Container) -> Iterator[str]:
 def test_the_documented_block_runs(front_url: str, tmp_path: Path) -> None:
     environ = offline_environ(tmp_path, Path(sys.executable).parent)
     printed = run_blocks(sections()["boto3"], tmp_path, environ, {SAGEMAKER: front_url})
-    text = f"'{PROMPT} .+'"
+    text = f"'{PROMPT}.+'"
     assert re.fullmatch(rf"\[{text}, {text}, {text}\]\n", printed.replace('"', "'")), printed
 
 
