@@ -18,17 +18,18 @@ from typing import Any
 import falcon
 
 from gateway.middleware.rate_limits import TokenBuckets
-from gateway.routes import Route
-from gateway.server.served_app import ARRIVAL, REFUSAL, Arrival, Work
+from gateway.routes import MIN_BYTES, Route
+from gateway.server.served_app import ARRIVAL, Arrival, Work
 from shared.api_keys import ApiKey, KeyFile
-from shared.errors import QuotaExceeded, Unauthorized
+from shared.errors import QuotaExceeded, TercetError, Unauthorized
 from shared.settings import LimitSettings
 
 # `POST /` of an open route is another request than `GET /`: an open route is open for reading.
 READING_METHODS = frozenset({"GET", "HEAD"})
-# The least that a request costs; and a full bucket, in largest bodies, but at least 512 of the smallest requests.
-MIN_REQUEST_BYTES = 2 << 10
-NUM_BODIES, MIN_BUCKET_BYTES = 4, 512 * MIN_REQUEST_BYTES
+# A full bucket: in largest bodies, but at least 512 of the smallest requests.
+NUM_BODIES, MIN_BUCKET_BYTES = 4, 512 * MIN_BYTES
+# Of a path that leads nowhere.
+_NO_ROUTE = Route(None)
 _CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_API_KEY", "HTTP_X_API_KEY")
 
 
@@ -63,40 +64,45 @@ class Entrance:
             fields: by the names that WSGI has for them.
             address: of the client; the owner of what has no valid key.
 
-        Raises:
+        Returns:
+            Its `refusal` is one of:
             Unauthorized: the request needs a key and has no valid one.
             QuotaExceeded: its key, or its owner, has used up a rate.
             TercetError: as of `check`.
         """
-        route = self._find_route(path)
-        work, weight = (Work.READS, 1) if route is None else (route.work, route.weight)
-        key = None
-        if self._key_file is not None:
-            candidates = _candidates(fields)
-            key = self._key_file.find(candidates)
-            is_open = None if route is None or method not in READING_METHODS else route.is_open
-            if is_open is None or not is_open(fields):
-                if key is None:
-                    raise _unauthorized(has_key=bool(candidates))
-                self._count_request(key)
+        route = self._find_route(path) or _NO_ROUTE
+        work = route.work
         if work is Work.COMPLETIONS and method != "POST":
             work = Work.READS
         elif work is Work.COMPLETIONS and "respond-async" in fields.get("HTTP_PREFER", "").lower():
             work = Work.JOBS
-        arrival = Arrival(work, address if key is None else key.id, key, weight)
-        length = int(fields.get("CONTENT_LENGTH") or 0)
+        candidates = _candidates(fields) if self._key_file is not None else []
+        key = self._key_file.find(candidates) if self._key_file is not None else None
+        arrival = Arrival(work, address if key is None else key.id, key, route.weight)
+        try:
+            is_open = route.is_open if method in READING_METHODS else None
+            if self._key_file is not None and (is_open is None or not is_open(fields)):
+                if key is None:
+                    raise _unauthorized(has_key=bool(candidates))
+                self._count_request(key)
+            self._charge_head(arrival, route.min_bytes, int(fields.get("CONTENT_LENGTH") or 0))
+            if work is Work.COMPLETIONS:
+                self._check(arrival.owner)
+        except TercetError as error:
+            return arrival._replace(work=Work.REFUSED, refusal=error)
+        return arrival
+
+    def _charge_head(self, arrival: Arrival, min_bytes: int, length: int) -> None:
+        """Charge a request for the body that its head announces."""
         if length > self._limits.max_body_bytes:
             length = 0  # it is not read
         try:
-            self.charge(arrival, max(MIN_REQUEST_BYTES, length))
+            self.charge(arrival, max(min_bytes / arrival.weight, length))
         except QuotaExceeded:
-            if work is not Work.HEALTH or length:  # to refuse a probe takes as long as to answer it
+            if arrival.work is not Work.HEALTH or length:  # to refuse a probe takes as long as to answer it
                 raise
-        if work is Work.COMPLETIONS:
-            self._check(arrival.owner)
-        return arrival
 
-    def charge(self, arrival: Arrival, num_bytes: int) -> None:
+    def charge(self, arrival: Arrival, num_bytes: float) -> None:
         """
         Raises:
             QuotaExceeded: the request's owner may send no more bytes now.
@@ -119,11 +125,11 @@ class Entrance:
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
         """
         Raises:
-            TercetError: as `admit`, which the server may have called.
+            TercetError: the refusal of `admit`, which the server may have called.
         """
-        if (refusal := req.env.get(REFUSAL)) is not None:
-            raise refusal
-        arrival = req.env.get(ARRIVAL) or self.admit(req.method, req.path, req.env, req.remote_addr)
+        arrival: Arrival = req.env.get(ARRIVAL) or self.admit(req.method, req.path, req.env, req.remote_addr)
+        if arrival.refusal is not None:
+            raise arrival.refusal
         req.context.charge = partial(self.charge, arrival)
         if arrival.key is not None:
             req.context.key, req.context.owner = arrival.key, arrival.key.id

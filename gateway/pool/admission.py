@@ -165,16 +165,15 @@ class Admission:
             NotReady: no model has a slot that serves it or is expected to.
         """
         with self._lock:
-            room = self._room
-            if not room.size and room.bound and self._table.is_any_warm:
-                return  # as almost always; the rest costs as much as a reservation
-            refusals = {model: self._unavailability(model) for model in self.models.names}
-            if all(refusals.values()):
-                raise next(error for error in refusals.values() if error)
+            room, names = self._room, self.models.names
+            if not self._table.is_any_warm:
+                refusals = [self._unavailability(model) for model in names]
+                if all(refusals):
+                    raise next(error for error in refusals if error)
             is_full = room.size + 1 > room.bound and (
                 room.sizes.get(owner, 0) + 1 >= max(room.sizes.values(), default=0)
             )
-            if is_full and not any(self._has_room(model) for model, refusal in refusals.items() if not refusal):
+            if is_full and not any(self._has_room(model) for model in names):
                 raise self._overloaded()
 
     def reserve(

@@ -24,9 +24,9 @@ from shared.protocol import LONG_TEXT_CHARS, Tokens
 MAX_NOT_READY_S = 2.0
 # What a byte of a text costs, in bytes of a completion. A MB of text takes 420 to 520 ms of CPU time in gateway and
 # worker; a completion with a context of a MB takes 8 to 10 ms besides its tokens, a request of a MB to any other route
-# 3 to 10 ms (measured manually, Intel Xeon, Sapphire Rapids, two cores, embedded checkpoint). By these figures it is
-# 50; 16 lets lm-evaluation-harness send each text of a task, and leaves texts a quarter of a core at the default rate.
-TEXT_WEIGHT = 16
+# 3 to 10 ms (measured manually, Intel Xeon, Sapphire Rapids, two cores, embedded checkpoint): 50 times as much. At the
+# default rate an owner's texts take less than a tenth of a core.
+TEXT_WEIGHT = 50
 
 
 class PoolTokenizer:

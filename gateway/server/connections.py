@@ -144,14 +144,11 @@ class Connection:
                 return Step.CLOSE
 
     def take_request(self, now: float) -> Request:
-        """The complete request; a thread answers it from now on."""
+        """The request that waited, which a thread answers from now on. Of one that is refused the body is left out, and
+        if that is not complete, the connection ends."""
+        assert self.arrival is not None
         self._set_phase(Phase.ANSWERING, now)
-        return self.parser.take()
-
-    def take_refused(self, now: float) -> Request:
-        """The request whose head has arrived, without its body. If that is not complete, the connection ends."""
-        self._set_phase(Phase.ANSWERING, now)
-        return self.parser.take_refused()
+        return self.parser.take() if self.arrival.refusal is None else self.parser.take_refused()
 
     def read_body(self, arrival: Arrival) -> Step:
         """The request may come: go on with what has arrived of its body."""
@@ -162,7 +159,7 @@ class Connection:
         return step
 
     def wait_for_thread(self, now: float) -> None:
-        """A request is complete, and no thread is free."""
+        """A request is complete, or refused, and waits."""
         self._set_phase(Phase.READY, now)
 
     def finish_response(self, now: float, *, keeps_connection: bool) -> Step:

@@ -27,8 +27,8 @@ from gateway import cors
 from gateway.server import bounds
 from gateway.server.connections import LINGER_S, Connection, Phase, Step
 from gateway.server.listeners import Listeners
-from gateway.server.request_parser import Request, RequestHead
-from gateway.server.served_app import ARRIVAL, REFUSAL, Arrival, ServedApp, Work
+from gateway.server.request_parser import Request
+from gateway.server.served_app import ARRIVAL, Arrival, ServedApp, Work
 from gateway.server.work_queue import WorkQueue
 from gateway.server.wsgi import ResponseWriter, encode_error, make_environ, refuse_at_once
 from shared.errors import SPEAKS_HTTPS, MalformedRequest, Overloaded, RequestTimeout, ShuttingDown, TercetError
@@ -77,8 +77,7 @@ class HttpServer:
         timeout_s = settings.limits.timeout_s
         self._max_connections, self._work = bounds.divide_descriptors(max_connections, max_threads, timeout_s)
         self._leading = threading.Lock()  # of the thread that polls
-        # Guards everything below: sockets, connections, queues. Never held while a thread waits or the app answers,
-        # but for requests that are refused by their heads.
+        # Guards everything below: sockets, connections, queues. Never held while a thread waits or the app answers.
         self._lock = threading.RLock()
         self._num_following = 0  # threads that wait to lead
         self._num_threads = 0
@@ -206,7 +205,9 @@ class HttpServer:
                 with self._leading:
                     taken: _Taken | None = self._lead()
                 while taken is not None:
-                    taken = self._answer(*taken)
+                    self._answer(*taken)
+                    with self._lock:
+                        taken = self._take_request(time.monotonic())
                 with self._lock:
                     self._num_following += 1
         except BaseException as error:  # no other thread would lead
@@ -215,7 +216,8 @@ class HttpServer:
             os._exit(1)
 
     def _lead(self) -> _Taken:
-        """Act on the events of all sockets, until a request has a thread: this one."""
+        """Act on the events of all sockets, until a request has a thread: this one. Meanwhile answer what is refused,
+        one after the other: to hand it to another thread would take as long as to answer it."""
         with self._lock:
             self._num_following -= 1
         events: list[tuple[int, int]] = []
@@ -232,7 +234,10 @@ class HttpServer:
                         return taken
                     self._send_error(taken[0], taken[1], Overloaded("No thread can be started now. Try again shortly."))
                     self._finish(taken[0], taken[2], keeps_connection=False)
-            events = self._poller.poll(POLL_S)
+                refused = self._take_from(Work.REFUSED, now)
+            if refused is not None:
+                self._answer(*refused)
+            events = self._poller.poll(POLL_S if refused is None else 0.0)
 
     def _start_thread(self) -> bool:
         """Start a thread that follows. Returns whether it could be started."""
@@ -247,15 +252,21 @@ class HttpServer:
 
     def _take_request(self, now: float) -> _Taken | None:
         """A complete request that may be answered now."""
-        for work, queue in self._work.items():
-            if work is Work.PIPELINED and self._work[Work.COMPLETIONS].has_waiting:
+        for work in self._work:
+            if work is Work.REFUSED or (work is Work.PIPELINED and self._work[Work.COMPLETIONS].has_waiting):
                 continue
-            if (connection := queue.take()) is not None:
-                assert connection.arrival is not None
-                taken = connection, connection.take_request(now), connection.arrival
-                self._count_buffered(connection)
+            if (taken := self._take_from(work, now)) is not None:
                 return taken
         return None
+
+    def _take_from(self, work: Work, now: float) -> _Taken | None:
+        """The next request of a class, if it may be answered now."""
+        if (connection := self._work[work].take()) is None:
+            return None
+        assert connection.arrival is not None
+        taken = connection, connection.take_request(now), connection.arrival
+        self._count_buffered(connection)
+        return taken
 
     # Connections.
 
@@ -316,9 +327,13 @@ class HttpServer:
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
             case Step.ADMIT if (head := connection.parser.head) is not None:
-                self._admit(connection, head, now)
-            case Step.ANSWER if (arrival := connection.arrival) is not None:
-                self._enqueue(connection, arrival, now)
+                arrival = self._app.admit(head, connection.client)
+                if arrival.refusal is None:
+                    self._act(connection, connection.read_body(arrival), now)
+                else:
+                    self._enqueue(connection, arrival, now)
+            case Step.ANSWER if connection.arrival is not None:
+                self._enqueue(connection, connection.arrival, now)
             case Step.REFUSE if (refusal := connection.refusal) is not None:
                 self._report_refusal(refusal)
                 self._refuse(connection, refusal, now)
@@ -327,18 +342,8 @@ class HttpServer:
             case Step.NOTHING:
                 pass
 
-    def _admit(self, connection: Connection, head: RequestHead, now: float) -> None:
-        """The head of a request has arrived: refuse it, or read its body."""
-        try:
-            arrival = self._app.admit(head, connection.client)
-        except TercetError as error:
-            request = connection.take_refused(now)
-            self._end(connection, now, keeps_connection=self._respond(connection, request, {REFUSAL: error}))
-        else:
-            self._act(connection, connection.read_body(arrival), now)
-
     def _enqueue(self, connection: Connection, arrival: Arrival, now: float) -> None:
-        """A complete request waits for a thread of its class."""
+        """A request that is complete, or is refused by its head, waits for a thread of its class."""
         work = Work.PIPELINED if connection.is_pipelining else arrival.work
         connection.arrival = arrival = arrival._replace(work=work)
         connection.wait_for_thread(now)
@@ -419,28 +424,21 @@ class HttpServer:
 
     # Answering, without the lock.
 
-    def _answer(self, connection: Connection, request: Request, arrival: Arrival) -> _Taken | None:
-        """Answer a request. Returns one that waits for a thread, if there is one."""
+    def _answer(self, connection: Connection, request: Request, arrival: Arrival) -> None:
         keeps_connection = False
         try:
-            keeps_connection = self._respond(connection, request, {ARRIVAL: arrival})
+            keeps_connection = self._respond(connection, request, arrival)
         finally:
             with self._lock:
                 self._finish(connection, arrival, keeps_connection=keeps_connection)
-                taken = self._take_request(time.monotonic())
-        return taken
 
-    def _respond(self, connection: Connection, request: Request, known: dict[str, object]) -> bool:
-        """Answer one request. Returns whether the connection may carry another.
-
-        Args:
-            known: what the app has said of the head, for the environment.
-        """
+    def _respond(self, connection: Connection, request: Request, arrival: Arrival) -> bool:
+        """Answer one request. Returns whether the connection may carry another."""
         sock, scheme = connection.response, "http" if self._tls is None else "https"
         writer = ResponseWriter(
             sock.sendall, request, keeps_connection=self.keeps_connections and request.keeps_connection
         )
-        environ = make_environ(request, scheme, sock, connection.client, connection.server) | known
+        environ = make_environ(request, scheme, sock, connection.client, connection.server) | {ARRIVAL: arrival}
         try:
             writer.respond(self._app, environ)
         except OSError:  # the client is gone

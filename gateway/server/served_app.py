@@ -10,13 +10,13 @@ from gateway.server.request_parser import RequestHead
 from shared.api_keys import ApiKey
 from shared.errors import TercetError
 
-# Of the WSGI environment: what the app has said of the request's head, or the error with which it is to be answered.
-ARRIVAL, REFUSAL = "tercet.arrival", "tercet.refusal"
+# Of the WSGI environment: what the app has said of the request's head.
+ARRIVAL = "tercet.arrival"
 
 
 class Work(enum.Enum):
     """Classes of requests, by what they need; each has threads and a queue of its own. `PIPELINED`: it was sent before
-    the response to the last one was complete."""
+    the response to the last one was complete. `REFUSED`: by its head; the thread that leads answers it."""
 
     COMPLETIONS = enum.auto()
     TOKENIZING = enum.auto()
@@ -24,6 +24,7 @@ class Work(enum.Enum):
     READS = enum.auto()
     HEALTH = enum.auto()
     PIPELINED = enum.auto()
+    REFUSED = enum.auto()
 
 
 class Arrival(NamedTuple):
@@ -32,12 +33,14 @@ class Arrival(NamedTuple):
     Attributes:
         owner: id of its API key, without one the client's address ("": a Unix socket).
         weight: what a byte of its body costs, in bytes of a completion.
+        refusal: the error with which the app answers it, without its body.
     """
 
     work: Work
     owner: str
     key: ApiKey | None = None
     weight: int = 1
+    refusal: TercetError | None = None
 
 
 class ServedApp(Protocol):
@@ -51,9 +54,6 @@ class ServedApp(Protocol):
 
         Args:
             client: address as of `socket`; that of a Unix socket is no tuple.
-
-        Raises:
-            TercetError: it is to be refused; the app answers so if it gets this error with the request.
         """
 
     def charge(self, arrival: Arrival, num_bytes: int) -> None:

@@ -244,11 +244,9 @@ MB = "Content-Length: 1048576"
 
 
 def is_admitted(gateway: Gateway, line: str, *fields: str, client: object = ("10.0.0.1", 80)) -> bool:
-    try:
-        admit(gateway, line, *fields, client=client)
-    except QuotaExceeded:
-        return False
-    return True
+    refusal = admit(gateway, line, *fields, client=client).refusal
+    assert refusal is None or isinstance(refusal, QuotaExceeded)
+    return refusal is None
 
 
 @pytest.mark.parametrize(
@@ -263,10 +261,12 @@ def is_admitted(gateway: Gateway, line: str, *fields: str, client: object = ("10
         ("POST /feedback", ["Content-Length: 1048577"] * 2100, 2048),
         ("GET /docs", ["X: y"] * 2100, 2048),
         ("POST /feedback", ["Transfer-Encoding: chunked"] * 2100, 2048),
+        ("GET /metrics", ["X: y"] * 100, 81),  # 50 KiB each
         # To refuse a probe takes as long as to answer it.
         ("GET /health/ready", ["X: y"] * 2100, 2100),
         # A text to tokenize weighs more, and the largest is taken from a full bucket.
-        ("POST /tokenize", ["Content-Length: 131072"] * 3, 2),
+        ("POST /tokenize", ["Content-Length: 40960"] * 3, 2),
+        ("POST /tokenize", ["Content-Length: 40"] * 2100, 2048),
         ("POST /tokenize", [MB] * 2, 1),
     ],
 )
@@ -305,7 +305,8 @@ def test_the_default_refuses_no_usual_load(num_bytes: int, num_requests: int, in
     clock = Clock()
     entrance = Entrance(lambda _path: None, None, LimitSettings(), lambda _owner: None, clock)
     for _ in range(num_requests):
-        entrance.admit("POST", "/v1/completions", {"CONTENT_LENGTH": str(num_bytes)}, "127.0.0.1")
+        arrival = entrance.admit("POST", "/v1/completions", {"CONTENT_LENGTH": str(num_bytes)}, "127.0.0.1")
+        assert arrival.refusal is None
         clock.now += interval_s
 
 
@@ -325,6 +326,8 @@ def admit(gateway: Gateway, line: str, *fields: str, client: object = "") -> Arr
 def arrival(gateway: Gateway, line: str, *fields: str, client: object = "") -> tuple[Work, str]:
     """What is known of a request from its head."""
     found = admit(gateway, line, *fields, client=client)
+    if found.refusal is not None:
+        raise found.refusal
     return found.work, found.owner
 
 

@@ -23,12 +23,14 @@ from gateway.server.gunicorn_worker import GatewayServer
 from gateway.server.http_server import IDLE_LINGER_S, HttpServer
 from gateway.server.listeners import Listeners
 from gateway.server.served_app import Arrival, Work
+from shared.errors import QuotaExceeded
 from shared.settings import Settings
 from shared.sockets import Poller
 from tests.e2e.harness import until
 from tests.gateway.server.test_connections import GET, post
 
 ACCEPTED_AT = 100.0
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK = "200 OK"
 
 
@@ -173,6 +175,27 @@ def test_a_request_that_the_server_fails_on_ends_with_its_connection(
     assert [event["event"] for event in logs] == ["unhandled_exception"]
     assert connection.phase is Phase.CLOSED
     assert not server.has_connections
+
+
+@pytest.mark.parametrize("request_", [post(b"abc"), CHUNKED + b"3\r\n"])
+def test_what_is_refused_by_its_head_gets_no_thread_and_no_body(
+    server: HttpServer,
+    connection: Connection,
+    client: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: bytes,
+) -> None:
+    refusal = QuotaExceeded("Too many.", retry_after_s=1)
+    monkeypatch.setattr(server._app, "admit", lambda *_: Arrival(Work.REFUSED, "", refusal=refusal))
+    client.sendall(request_)
+    server._advance(connection, ACCEPTED_AT)
+    assert server._take_request(ACCEPTED_AT) is None
+    taken = server._take_from(Work.REFUSED, ACCEPTED_AT)
+    assert taken is not None
+    assert (bytes(taken[1].body), taken[2].refusal) == (b"", refusal)
+    server._app.may_answer.release()  # type: ignore[attr-defined]
+    server._answer(*taken)
+    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_without_a_descriptor_a_client_is_refused_with_the_spare_one_and_another_evicted(

@@ -149,7 +149,8 @@ def test_an_owner_that_begins_a_line_again_and_again_gets_no_more_than_its_share
     for _ in range(20):
         if len(queue.last("a")) == 1:
             queue.append(request("a", is_latest_first=True))
-        assert (head := queue.head()) is not None
+        head = queue.head()
+        assert head is not None
         queue.serve(head)
         served[head.owner] += 1
     assert served["a"] <= served["b"] + 1
