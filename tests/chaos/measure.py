@@ -93,6 +93,11 @@ class Context:
         """A count or a time in seconds, by size."""
         return {"short": short, "full": full, "soak": SOAK_FACTOR * full}[self.size]
 
+    @property
+    def pause_s(self) -> float:
+        """Of clients that only keep an instance busy: in the short form it shares the cores with other tests."""
+        return 0.1 if self.size == "short" else 0.0
+
     def directory(self) -> Path:
         """A new directory."""
         self._num_directories += 1

@@ -14,13 +14,14 @@ from shared.plan import PLAN_LOCK_FILE
 from tests.chaos.load import Load, count_failures
 from tests.e2e.harness import START_S, Tercet, until
 
-NUM_CLIENTS = 3
+# Clients pause: the workers that start share the cores with them, and with other tests.
+NUM_CLIENTS, PAUSE_S = 3, 0.1
 
 
 @contextmanager
 def loaded(tercet: Tercet) -> Iterator[Load]:
     """Load on the instance, in which no request may fail."""
-    load = Load(tercet.port, NUM_CLIENTS)
+    load = Load(tercet.port, NUM_CLIENTS, pause_s=PAUSE_S)
     with load.running():
         load.wait_for(5)
         yield load

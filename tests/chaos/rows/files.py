@@ -98,7 +98,7 @@ def lose_files(context: Context, findings: Findings) -> None:
     jobs: list[str] = []
     base = context.directory()
     with running(base, models="embedded*2") as tercet:
-        load = Load(tercet.port, 4, seed=context.seed)
+        load = Load(tercet.port, 4, seed=context.seed, pause_s=context.pause_s)
         with load.running():
             load.wait_for(20)
             for _ in range(rounds):

@@ -33,7 +33,7 @@ def signal_at_any_moment(context: Context, findings: Findings) -> None:
         masters = {role: tercet.processes()[role][0] for role in ROLES}
         lost: Counter[str] = Counter()
         num_moments, slowest_s = 0, 0.0
-        load = Load(tercet.port, 3, seed=context.seed)
+        load = Load(tercet.port, 3, seed=context.seed, pause_s=context.pause_s)
         for role in ROLES:
             start_s = _kill_and_wait(tercet, masters[role], role)
             every_s = MOMENT_S if context.size != "short" else start_s / SHORT_MOMENTS[role]
@@ -92,7 +92,7 @@ def _storm(tercet: Tercet, masters: dict[str, psutil.Process], context: Context,
         most.update({role: max(most[role], number) for role, number in found.items()})
         return found
 
-    load = Load(tercet.port, 3, seed=context.seed + 1)
+    load = Load(tercet.port, 3, seed=context.seed + 1, pause_s=context.pause_s)
     with load.running():
         for _ in range(NUM_HUPS):
             tercet.process.send_signal(signal.SIGHUP)
@@ -123,7 +123,7 @@ def heal_after_refused_reloads(context: Context, findings: Findings) -> None:
                 try:
                     tercet.process.send_signal(signal.SIGHUP)
                     until(lambda: len(tercet.events("reload_finished")) >= num_before + 3, TIMEOUT_S, "a refusal")  # noqa: B023
-                    load = Load(tercet.port, 3, seed=context.seed)
+                    load = Load(tercet.port, 3, seed=context.seed, pause_s=context.pause_s)
                     with load.running():
                         load.wait_for(5)
                         victim, sibling = pids(tercet)
