@@ -86,10 +86,7 @@ class FairQueue(Generic[W]):
         lines = self._lines.setdefault(request.owner, OrderedDict())
         self._deficits.setdefault(request.owner, QUANTUM)
         line = lines.setdefault(request.line, deque())
-        if request.is_latest_first:
-            line.appendleft(request)
-        else:
-            line.append(request)
+        (line.appendleft if request.is_latest_first else line.append)(request)
 
     def head(self, passed: Collection[Line] = ()) -> W | None:
         """The request to serve next. It stays the head until it is served or removed, or a later one of its line comes
@@ -98,16 +95,12 @@ class FairQueue(Generic[W]):
         Args:
             passed: lines that must wait although it may be their turn. They keep their place.
         """
-        while (
-            first := next(
-                (each[0] for lines in self._lines.values() for line, each in lines.items() if line not in passed), None
-            )
-        ) is not None:
-            if first.cost <= self._deficits[first.owner]:
+        while True:
+            turns = (each[0] for lines in self._lines.values() for line, each in lines.items() if line not in passed)
+            if (first := next(turns, None)) is None or first.cost <= self._deficits[first.owner]:
                 return first
             self._deficits[first.owner] += QUANTUM
             self._lines.move_to_end(first.owner)
-        return None
 
     def serve(self, head: W) -> None:
         """Remove the head and subtract its cost from its owner's deficit."""

@@ -1,14 +1,11 @@
-"""`tercet health`, `complete` and `reload` as an operator runs them: with little of the server's environment, and with
-relative paths, which tests/deploy/packaging/test_wheel.py has for the wheel."""
+"""`tercet health`, `complete` and `reload` as an operator runs them: with little of the server's environment."""
 
 from __future__ import annotations
 
 import re
 import signal
-import sys
 from pathlib import Path
 
-from tests.deploy.paths import check_relative_paths
 from tests.e2e.harness import START_S, Tercet, run_alone, serving, until
 from tests.e2e.remote_pool import Workers
 from tests.e2e.shared_servers import SharedServer
@@ -59,7 +56,3 @@ def test_health_of_an_instance_that_cannot_load_says_so(tmp_path: Path) -> None:
 def test_health_asks_the_workers_where_only_they_run_alone(tmp_path: Path) -> None:
     with serving(Workers(tmp_path / "t", 1)) as workers:
         assert run_alone("health", **address(workers)).stdout.strip() == "ready"
-
-
-def test_every_path_is_relative_to_the_shell_that_started_the_checkout(short_tmp_path: Path) -> None:
-    check_relative_paths([str(Path(sys.executable).parent / "tercet")], short_tmp_path)

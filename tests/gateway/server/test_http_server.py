@@ -179,11 +179,7 @@ def test_a_request_that_the_server_fails_on_ends_with_its_connection(
 
 @pytest.mark.parametrize("request_", [post(b"abc"), CHUNKED + b"3\r\n"])
 def test_what_is_refused_by_its_head_gets_no_thread_and_no_body(
-    server: HttpServer,
-    connection: Connection,
-    client: socket.socket,
-    monkeypatch: pytest.MonkeyPatch,
-    request_: bytes,
+    server: HttpServer, connection: Connection, client: socket.socket, monkeypatch: pytest.MonkeyPatch, request_: bytes
 ) -> None:
     refusal = QuotaExceeded("Too many.", retry_after_s=1)
     monkeypatch.setattr(server._app, "admit", lambda *_: Arrival(Work.REFUSED, "", refusal=refusal))

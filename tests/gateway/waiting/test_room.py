@@ -120,40 +120,19 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(stateful_step_count=40)
 
 
-def serve_all(queue: FairQueue[Request]) -> list[Request]:
-    served = []
-    while (head := queue.head()) is not None:
-        queue.serve(head)
-        served.append(head)
-    return served
-
-
-def test_the_latest_of_requests_that_become_useless_is_first_and_holds_up_no_other() -> None:
+def test_the_lines_of_an_owner_take_turns_and_one_that_begins_again_and_again_gets_it_no_more() -> None:
     queue = FairQueue[Request]()
-    latest_first = [request("a", is_latest_first=True) for _ in range(3)]
-    first_come = [request("a") for _ in range(3)]
-    for pair in zip(latest_first, first_come, strict=True):
-        for each in pair:
-            queue.append(each)
-    served = serve_all(queue)
-    assert [each for each in served if each.is_latest_first] == latest_first[::-1]
-    assert [each for each in served if not each.is_latest_first] == first_come
-    assert {each.is_latest_first for each in served[:2]} == {True, False}
-
-
-def test_an_owner_that_begins_a_line_again_and_again_gets_no_more_than_its_share() -> None:
-    queue = FairQueue[Request]()
-    for owner in 20 * "ab":
+    for owner in 40 * "ab":
         queue.append(request(owner))
-    served = Counter[str]()
-    for _ in range(20):
+    served = Counter[tuple[str, bool]]()
+    for _ in range(40):
         if len(queue.last("a")) == 1:
             queue.append(request("a", is_latest_first=True))
         head = queue.head()
         assert head is not None
         queue.serve(head)
-        served[head.owner] += 1
-    assert served["a"] <= served["b"] + 1
+        served[head.line] += 1
+    assert served == {("b", False): 20, ("a", False): 10, ("a", True): 10}
 
 
 class Fairness(RuleBasedStateMachine):
