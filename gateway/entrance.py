@@ -28,8 +28,7 @@ from shared.settings import LimitSettings
 READING_METHODS = frozenset({"GET", "HEAD"})
 # A full bucket: in largest bodies, but at least 512 of the smallest requests.
 NUM_BODIES, MIN_BUCKET_BYTES = 4, 512 * MIN_BYTES
-# Of a path that leads nowhere.
-_NO_ROUTE = Route(None)
+_NO_ROUTE = Route(None)  # of a path that leads nowhere
 _CREDENTIALS = ("HTTP_AUTHORIZATION", "HTTP_API_KEY", "HTTP_X_API_KEY")
 
 

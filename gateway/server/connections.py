@@ -144,8 +144,7 @@ class Connection:
                 return Step.CLOSE
 
     def take_request(self, now: float) -> Request:
-        """The request that waited, which a thread answers from now on. Of one that is refused the body is left out, and
-        if that is not complete, the connection ends."""
+        """The request that waited, which a thread answers from now on; one that is refused without its body."""
         assert self.arrival is not None
         self._set_phase(Phase.ANSWERING, now)
         return self.parser.take() if self.arrival.refusal is None else self.parser.take_refused()
