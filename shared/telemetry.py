@@ -15,7 +15,6 @@ import select
 import stat
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,7 +32,6 @@ from shared.process import open_standard_streams
 ENVIRONMENT_ERRORS = (OSError, RuntimeError, ImportError, StartError)
 MAX_QUEUED = 1000  # records
 EXIT_WAIT_S = 0.5
-GATHER_S = 0.02  # the thread lets records gather: to wake it for each takes a twentieth of what an answer costs
 
 
 class LogStream(io.TextIOBase):
@@ -105,7 +103,6 @@ class LogStream(io.TextIOBase):
                 item.set()
             else:
                 self._write(item, timeout_ms=None)
-            time.sleep(GATHER_S if queue.empty() else 0.0)
 
     def _write(self, record: bytes, timeout_ms: int | None) -> None:
         """Write a record, or drop it; the rest of one that has begun follows with the next.
