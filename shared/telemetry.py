@@ -122,17 +122,17 @@ class LogStream(io.TextIOBase):
         if num_unsent >= 0 and record:
             self._drop()
         elif not data and (self._queue is None or self._queue.empty()):
-            self._report()
+            self._report(timeout_ms)
 
     def _drop(self) -> None:
         with self._lock:
             self.num_dropped += 1
 
-    def _report(self) -> None:
-        """Write the line about the records dropped since the last one, if there are any."""
+    def _report(self, timeout_ms: int | None) -> None:
+        """Write the line about records dropped since the last one, if there are any; `timeout_ms` as in `_write`."""
         num_new, self._num_reported = self.num_dropped - self._num_reported, self.num_dropped
         if num_new and self.resumed_line is not None:
-            self._write(self.resumed_line(num_new).encode(), timeout_ms=0)
+            self._write(self.resumed_line(num_new).encode(), timeout_ms)
 
 
 def _base_processors(role: str) -> list[Processor]:
