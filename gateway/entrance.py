@@ -75,8 +75,8 @@ class Entrance:
             work = Work.READS
         elif work is Work.COMPLETIONS and "respond-async" in fields.get("HTTP_PREFER", "").lower():
             work = Work.JOBS
-        candidates = _candidates(fields) if self._key_file is not None else []
-        key = self._key_file.find(candidates) if self._key_file is not None else None
+        candidates = _candidates(fields)
+        key = None if self._key_file is None else self._key_file.find(candidates)
         arrival = Arrival(work, address if key is None else key.id, key, route.weight)
         try:
             is_open = route.is_open if method in READING_METHODS else None
@@ -96,20 +96,23 @@ class Entrance:
         if length > self._limits.max_body_bytes:
             length = 0  # it is not read
         try:
-            self.charge(arrival, max(min_bytes / arrival.weight, length))
+            self._take(arrival.owner, max(min_bytes, arrival.weight * length))
         except QuotaExceeded:
             if arrival.work is not Work.HEALTH or length:  # to refuse a probe takes as long as to answer it
                 raise
 
-    def charge(self, arrival: Arrival, num_bytes: float) -> None:
+    def charge(self, arrival: Arrival, num_bytes: int) -> None:
         """
         Raises:
             QuotaExceeded: the request's owner may send no more bytes now.
         """
+        self._take(arrival.owner, arrival.weight * num_bytes)
+
+    def _take(self, owner: str, num_bytes: int) -> None:
         if rate := self._limits.bytes_per_s:
             self._bytes.take(
-                arrival.owner,
-                arrival.weight * num_bytes,
+                owner,
+                num_bytes,
                 size=max(NUM_BODIES * self._limits.max_body_bytes, MIN_BUCKET_BYTES),
                 per_second=rate,
                 detail=f"This API key, or address, may send {rate} bytes a second (TERCET_BYTES_PER_S): send only the"

@@ -234,9 +234,8 @@ def test_a_caret_that_moves_closes_the_list_and_selected_text_is_the_editors(ope
     editor.request()
     for key in ("ArrowLeft", "Shift+ArrowLeft"):
         editor.press("End")
-        editor.page.evaluate(
-            "() => new Promise(requestAnimationFrame)"
-        )  # ProseMirror learns of the caret from an event that follows the key
+        # ProseMirror learns of the caret from an event that follows the key.
+        editor.page.evaluate("() => new Promise(requestAnimationFrame)")
         editor.press("Alt+Enter")
         editor.wait_for_list()
         editor.press(key)
