@@ -30,7 +30,8 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.cancel_reason: TercetError | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._is_cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
@@ -40,7 +41,7 @@ class Cancellation:
 
     def cancel(self, reason: TercetError | None = None) -> None:
         """End the work. Of several reasons the first is kept."""
-        with self._changed:
+        with self._lock:
             if self.cancel_reason is None and not self._is_cancelled:
                 self.cancel_reason = reason
             self._is_cancelled = True
@@ -56,7 +57,7 @@ class Cancellation:
     @contextmanager
     def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
         """While the block runs, cancellation calls `callback`; at once, if it has come already."""
-        with self._changed:
+        with self._lock:
             self._callbacks.append(callback)
             is_cancelled = self._is_cancelled
         if is_cancelled:
@@ -64,12 +65,12 @@ class Cancellation:
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._callbacks.remove(callback)
 
     def pause(self, seconds: float) -> None:
         """Sleep; cancellation ends it early."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._is_cancelled, timeout=seconds)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -135,7 +135,7 @@ class Autocompletion:
         return _encode(self.response(started.context.spec, result, started_at))
 
     def _policy(self, request: AutocompleteRequest, spec: GenerationSpec) -> SelectionPolicy:
-        return replace(
+        return msgspec.structs.replace(
             selection_policy(spec, self._similarity, request.length),
             min_usefulness=self._prediction.min_usefulness if request.strategy == "predict" else None,
             min_probability=request.min_probability,

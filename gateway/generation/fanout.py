@@ -9,14 +9,16 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import zip_longest
+from typing import TypeAlias
 from weakref import WeakSet
 
 import structlog
+from msgspec import structs
 
 from gateway.generation.request import (
     BranchFailure,
@@ -43,6 +45,9 @@ MAX_BRANCHES_AT_ONCE = 8
 LOST_CODES = {"broken", "slot_lost", "device_error", "hang"}
 # Pause of a branch beyond `MAX_BRANCHES_AT_ONCE` before it tries a full queue again.
 FULL_QUEUE_PAUSE_S = 0.1
+
+# What is left of a response after its result.
+_Rest: TypeAlias = Iterable[object]
 
 log = structlog.get_logger()
 
@@ -129,7 +134,7 @@ class Fanout:
         context.expect_outcomes(len(indices))
         group = Group(id=f"{context.spec.request_id}+{indices.start}", size=len(indices))
         for index in indices:
-            branch = replace(context.spec.branch(index), group=group)
+            branch = structs.replace(context.spec.branch(index), group=group)
             try:
                 self._threads.submit(self._run_branches, context, branch, None)
             except Overloaded as error:
@@ -150,32 +155,30 @@ class Fanout:
     def _run_branches(self, context: RequestContext, branch: BranchSpec | None, slot: int | None) -> None:
         """Run a branch, then those of its request that have not started."""
         while branch is not None:
-            # The outcome is delivered before the rest of the response, its last chunk, is read.
-            with ExitStack() as after_delivery:
-                context.deliver(self._outcome(context, branch, slot, after_delivery))
+            outcome, rest = self._outcome(context, branch, slot)
+            context.deliver(outcome)
+            try:
+                deque(rest, maxlen=0)  # the last chunk, so that the connection can be used again
+            except BranchError as error:
+                log.debug("response_not_complete", code=error.code)
             branch, slot = (None if context.is_over else context.take_branch()), None
 
-    def _outcome(
-        self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
-    ) -> BranchOutcome:
+    def _outcome(self, context: RequestContext, branch: BranchSpec, slot: int | None) -> tuple[BranchOutcome, _Rest]:
         try:
-            return self._attempt(context, branch, slot, after_delivery)
+            return self._attempt(context, branch, slot)
         except TercetError as error:
-            return BranchFailure(branch.index, error.code, error.detail)
+            return BranchFailure(branch.index, error.code, error.detail), ()
         except BaseException as error:
             request_id = context.spec.request_id
             log.error("unhandled_exception", request_id=request_id, exc_info=error)
             generic = internal_error(request_id)
-            return BranchFailure(branch.index, generic.code, generic.detail)
+            return BranchFailure(branch.index, generic.code, generic.detail), ()
 
-    def _attempt(
-        self, context: RequestContext, branch: BranchSpec, slot: int | None, after_delivery: ExitStack
-    ) -> BranchOutcome:
+    def _attempt(self, context: RequestContext, branch: BranchSpec, slot: int | None) -> tuple[BranchOutcome, _Rest]:
         """Call workers until one has answered, as far as `Attempts` permits; preferably slots that were not tried.
 
         Args:
             slot: reserved by the caller for the first attempt; None: reserve here.
-            after_delivery: receives what is left to do for the call that succeeded.
 
         Raises:
             TercetError: from a reservation.
@@ -186,17 +189,17 @@ class Fanout:
                 slot = self._reserve_one(context, branch, attempts)
             try:
                 if (failure := attempts.failure) is not None and attempts.excludes(slot):
-                    return BranchFailure(branch.index, failure.code, failure.detail)
-                done = self._traced_call(context, branch, slot, attempts.number, after_delivery)
+                    return BranchFailure(branch.index, failure.code, failure.detail), ()
+                done, rest = self._traced_call(context, branch, slot, attempts.number)
             except BranchError as error:
                 self._branch_counter(str(slot), error.code).inc()
                 pause_s = self._pause_after(error, context, slot, attempts)
                 if pause_s is None:
-                    return BranchFailure(branch.index, error.code, error.detail)
+                    return BranchFailure(branch.index, error.code, error.detail), ()
             else:
                 self._branch_counter(str(slot), "ok").inc()
                 duration_s = time.monotonic() - attempts.started_at
-                return BranchResult(branch.index, branch.seed, slot, context.spec.model, done, duration_s)
+                return BranchResult(branch.index, branch.seed, slot, context.spec.model, done, duration_s), rest
             finally:
                 self._admission.release(slot, context.claim)
             context.pause(pause_s)
@@ -255,11 +258,9 @@ class Fanout:
         (self._metrics.retries if is_granted else self._metrics.refused_retries).inc()
         return is_granted
 
-    def _traced_call(
-        self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, after_delivery: ExitStack
-    ) -> Done:
+    def _traced_call(self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int) -> tuple[Done, _Rest]:
         if self._tracing is None or not context.spec.caller.traceparent:
-            return self._call(context, branch, slot, attempt, "", after_delivery)
+            return self._call(context, branch, slot, attempt, "")
         with self._tracing.start(
             "branch",
             context.spec.caller.traceparent,
@@ -269,17 +270,11 @@ class Fanout:
             slot=slot,
             model=context.spec.model,
         ) as span:
-            return self._call(context, branch, slot, attempt, span.traceparent, after_delivery)
+            return self._call(context, branch, slot, attempt, span.traceparent)
 
     def _call(
-        self,
-        context: RequestContext,
-        branch: BranchSpec,
-        slot: int,
-        attempt: int,
-        traceparent: str,
-        after_delivery: ExitStack,
-    ) -> Done:
+        self, context: RequestContext, branch: BranchSpec, slot: int, attempt: int, traceparent: str
+    ) -> tuple[Done, _Rest]:
         spec = context.spec
         left_s = spec.deadline - time.monotonic() - MARGINS.return_s
         if left_s <= 0:
@@ -318,18 +313,10 @@ class Fanout:
                 if tokens := tuple(line for line in lines if isinstance(line, Token)):
                     context.deliver(TokenDelta(branch.index, tokens, attempt))
                 if isinstance(last := lines[-1], Done):
-                    after_delivery.callback(_read_to_end, batches)
-                    return last
+                    return last, batches
         raise BranchError("broken", "The worker ended the response before its last line.")
 
     def _protocol(self, spec: GenerationSpec, slot: int) -> int:
         """What the worker knows of scores, if any are wanted: one of an earlier version answers without them."""
         state = self._admission.states().get(slot) if spec.num_scored_tokens or spec.scores_prior else None
         return state.protocol if state is not None else 0
-
-
-def _read_to_end(batches: Iterator[object]) -> None:
-    """So that the connection can be reused."""
-    with suppress(BranchError):
-        for _ in batches:
-            pass

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -36,8 +35,7 @@ MAX_DRAWN_SEED = 2**53 - 100
 Prompt: TypeAlias = str | list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """Who wants completions.
 
     Attributes:
@@ -63,8 +61,7 @@ class Caller:
     charge: Callable[[int], None] = lambda _num_bytes: None
 
 
-@dataclass(frozen=True, slots=True)
-class BranchSpec:
+class BranchSpec(msgspec.Struct, frozen=True):
     """One call to a worker: its index in the request, and what differs between the branches."""
 
     index: int
@@ -75,8 +72,7 @@ class BranchSpec:
     predict: Prediction | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSpec:
+class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What to generate, checked and with every default filled in.
 
     Attributes:
@@ -196,8 +192,7 @@ def rank_first_token(sampling: Sampling, index: int) -> Sampling:
     return msgspec.structs.replace(sampling, first_rank=index) if sampling.temperature == 0 else sampling
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(msgspec.Struct, frozen=True):
     """New tokens of a branch. A retried branch starts again from its first token, with a higher `attempt` (from 1)."""
 
     branch: int
@@ -205,8 +200,7 @@ class TokenDelta:
     attempt: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BranchResult:
+class BranchResult(msgspec.Struct, frozen=True):
     """A branch's completion, as its worker sent it. `time_s` includes retries and waiting for room."""
 
     branch: int
@@ -217,8 +211,7 @@ class BranchResult:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class BranchFailure:
+class BranchFailure(msgspec.Struct, frozen=True):
     """Why a branch has no completion, or why its completion was rejected: a stable code and a sentence."""
 
     branch: int
@@ -282,12 +275,12 @@ class RequestContext(Cancellation):
 
     def expect_outcomes(self, number: int) -> None:
         """Count further branches, before they are started."""
-        with self._changed:
+        with self._lock:
             self._num_expected += number
 
     def deliver(self, event: BranchEvent) -> None:
         """Append an event to the queue. One that comes too late is dropped."""
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return
             self._events.append(event)
@@ -303,7 +296,7 @@ class RequestContext(Cancellation):
         Unless the request is streamed, events wait for the last branch's outcome: to wake the thread for each costs
         more than to handle it.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: self._is_cancelled or (self._events and self._is_worth_waking),
                 timeout=max(0.0, self._until - time.monotonic()),

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from gateway.generation.request import (
     BranchEvent,
@@ -52,8 +51,7 @@ REJECTION_DETAILS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionPolicy:
+class SelectionPolicy(Struct, frozen=True):
     """Rules for choosing suggestions.
 
     Attributes:
@@ -111,8 +109,7 @@ def selection_policy(spec: GenerationSpec, similarity: float, length: int | None
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
+class Suggestion(Struct, frozen=True):
     """A completion that was selected.
 
     Attributes:
@@ -130,8 +127,7 @@ class Suggestion:
     result: BranchResult
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionResult:
+class SelectionResult(Struct, frozen=True):
     """Suggestions, best first, and failures by branch: of branches, and of rejected completions without a replacement.
 
     `is_partial`: a branch failed, or a suggestion was cut short by the deadline.
@@ -216,7 +212,7 @@ class Selection:
             return None
         if outcome.done.words and self._policy.min_probability:
             cut = cut_words(outcome.done, self._policy.min_probability, is_fill=self._policy.fills_gap)
-            outcome = replace(outcome, done=cut)
+            outcome = structs.replace(outcome, done=cut)
         text = trim_completion(outcome.done, self._policy)
         if not text and outcome.done.finish_reason == "deadline":
             self._fail(deadline_failure(outcome.branch))

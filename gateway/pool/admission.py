@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from gateway.pool.placement import Claim, DocumentAffinity, OwnerShares, place_on_one_revision
@@ -39,10 +39,11 @@ class _Reservation(Waiter):
     claim: Claim
     avoid: Collection[int]
     slots: list[int] | None = None
-    settled: threading.Event = field(default_factory=threading.Event)
+    settled: threading.Event | None = None  # None: its thread does not wait yet
 
     def wake(self) -> None:
-        self.settled.set()
+        if self.settled is not None:
+            self.settled.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +226,12 @@ class Admission:
             self._settle_all()
             while self._room.refuse_one(self._overloaded) is not None:
                 self._settle_all()
-        with cancelling(partial(self._end, reservation, _cancellation)):
-            reservation.settled.wait(max(0.0, claim.deadline - time.monotonic()))
-        self._end(reservation, partial(self._lateness, claim.model))
+            if reservation.is_waiting:
+                reservation.settled = threading.Event()
+        if reservation.settled is not None:
+            with cancelling(partial(self._end, reservation, _cancellation)):
+                reservation.settled.wait(max(0.0, claim.deadline - time.monotonic()))
+            self._end(reservation, partial(self._lateness, claim.model))
         if reservation.error is not None:
             raise reservation.error
         assert reservation.slots is not None
@@ -269,11 +273,11 @@ class Admission:
         head holds back the others of its model until it fits; small requests could overtake it without end otherwise.
         An owner that must leave room to others holds back only its own requests.
         """
-        for retry in self._room.urgent:
+        for retry in list(self._room.urgent):
             self._try_to_settle(retry)
-        for queue in (*self.models.names, LONG_TEXTS):
+        for queue in (*self.models.names, LONG_TEXTS) if self._room.waiting else ():
             passed: set[Line] = set()
-            while (head := self._room.head(queue, passed)) is not None:
+            while self._room.waiting and (head := self._room.head(queue, passed)) is not None:
                 if self._must_wait(head):
                     passed.add(head.line)
                 elif not self._try_to_settle(head):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -74,8 +74,7 @@ class _Peer:
     access: RemoteAccess | None = None
     connect_s: float = 0.0
 
-    @contextmanager
-    def response(
+    def send(
         self,
         path: str,
         timeout_s: float,
@@ -86,8 +85,8 @@ class _Peer:
         request_id: str | None = None,
         session_id: bytes | None = None,
         hold: Callable[[socket.socket], None] | None = None,
-    ) -> Iterator[httpx.Response]:
-        """Send a request; the block reads the response, whose head has arrived.
+    ) -> httpx.Response:
+        """Send a request. Returns the response when its head has arrived; its stream is to be closed.
 
         Calls the transport without an httpx.Client: redirects, cookies and default headers are of no use here, and take
         a third of a call's CPU time.
@@ -120,8 +119,7 @@ class _Peer:
         request = httpx.Request(wire.ROUTES[path], url, headers=headers, stream=stream, extensions=extensions)
         response = self.transport.handle_request(request)
         response.request = request
-        with closing(_stream(response)):
-            yield response
+        return response
 
 
 def _stream(response: httpx.Response) -> httpx.SyncByteStream:
@@ -148,20 +146,14 @@ class _AbortableCall:
     _socket: socket.socket | None = field(default=None, init=False)
     _abort_reason: BranchError | None = field(default=None, init=False)
 
-    @contextmanager
-    def _being_made(self) -> Iterator[None]:
-        """
-        Raises:
-            BranchError: cancelled or aborted before it began.
-        """
+    def __enter__(self) -> None:
+        """It is made while the block runs."""
         self.running.add(self)
-        try:
-            self._raise_if_aborted()
-            yield
-        finally:
-            self.running.discard(self)
-            with self._lock:
-                self._socket = None
+
+    def __exit__(self, *_: object) -> None:
+        self.running.discard(self)
+        with self._lock:
+            self._socket = None
 
     def cancel(self) -> None:
         """End the call now, because its result is not wanted any more."""
@@ -208,6 +200,7 @@ class Call(_AbortableCall):
     ack_s: float
     deadline: float
     document: int | None
+    _num_tokens: int = field(default=0, init=False)
 
     def lines(self) -> Iterator[list[Token | Done]]:
         """The lines of the response after `accepted`, as they arrive; lines that arrive together are in one list.
@@ -217,46 +210,36 @@ class Call(_AbortableCall):
         Raises:
             BranchError: unreachable, not acknowledged in time, refused, broken off, invalid, cancelled or aborted.
         """
-        with self._being_made():
-            yield from self._read()
-
-    def _read(self) -> Iterator[list[Token | Done]]:
         is_acknowledged = False
         content = wire.encode_request(self.request)
         peer = self.peer
         session_id = None if peer.access is None else peer.access.session_id(self._identity())
         try:
-            with peer.response(
-                "/generate",
-                self.ack_s,
-                content,
-                connect_s=max(self.ack_s, peer.connect_s),
-                request_id=self.request.request_id,
-                session_id=session_id,
-            ) as response:
-                self._hold_socket(response.extensions["network_stream"].get_extra_info("socket"))
-                if response.status_code != httpx.codes.OK:
-                    raise _read_refusal(response)
-                # The worker sends the head together with `accepted`, so the head is the acknowledgement. The request's
-                # handler keeps the deadline; the timeout set here for the body frees this thread if it does not cancel.
-                is_acknowledged = True
-                _set_read_timeout(response, max(0.0, self.deadline - time.monotonic()) + MARGINS.silence_s)
-                num_tokens, max_tokens = 0, self.request.sampling.max_new_tokens
-                for raw_lines in wire.split_lines(_stream(response), max_bytes=MAX_ANSWER_BYTES):
-                    batch: list[Token | Done] = []
-                    for line in map(wire.decode_line, raw_lines):
-                        if isinstance(line, Done):
-                            wire.check_done(line, self.request)
-                            batch.append(line)
-                        elif isinstance(line, Token):
-                            num_tokens += 1
-                            if num_tokens > max_tokens:
-                                raise wire.InvalidAnswer("garbage", "The worker sent more tokens than requested.")
-                            batch.append(line)
-                        elif isinstance(line, Failed):
-                            raise _failure(line)
-                    if batch:
-                        yield batch
+            with self:
+                self._raise_if_aborted()
+                response = peer.send(
+                    "/generate",
+                    self.ack_s,
+                    content,
+                    connect_s=max(self.ack_s, peer.connect_s),
+                    request_id=self.request.request_id,
+                    session_id=session_id,
+                )
+                stream = _stream(response)
+                try:
+                    self._hold_socket(response.extensions["network_stream"].get_extra_info("socket"))
+                    if response.status_code != httpx.codes.OK:
+                        raise _read_refusal(response)
+                    # The worker sends the head together with `accepted`, so the head is the acknowledgement. The
+                    # request's handler keeps the deadline; the timeout set here for the body frees this thread if it
+                    # does not cancel.
+                    is_acknowledged = True
+                    _set_read_timeout(response, max(0.0, self.deadline - time.monotonic()) + MARGINS.silence_s)
+                    for raw_lines in wire.split_lines(stream, max_bytes=MAX_ANSWER_BYTES):
+                        if batch := self._decode(raw_lines):
+                            yield batch
+                finally:
+                    stream.close()
         except httpx.TimeoutException as error:
             if is_acknowledged:
                 raise BranchError("timeout", "The worker sent nothing until the deadline.") from error
@@ -270,6 +253,21 @@ class Call(_AbortableCall):
             raise BranchError(error.code, str(error)) from error
         except wire.DECODE_ERRORS as error:
             raise BranchError("garbage", "The worker sent an invalid line.") from error
+
+    def _decode(self, raw_lines: Iterable[bytes]) -> list[Token | Done]:
+        batch: list[Token | Done] = []
+        for line in map(wire.decode_line, raw_lines):
+            if isinstance(line, Done):
+                wire.check_done(line, self.request)
+                batch.append(line)
+            elif isinstance(line, Token):
+                self._num_tokens += 1
+                if self._num_tokens > self.request.sampling.max_new_tokens:
+                    raise wire.InvalidAnswer("garbage", "The worker sent more tokens than requested.")
+                batch.append(line)
+            elif isinstance(line, Failed):
+                raise _failure(line)
+        return batch
 
     def _identity(self) -> bytes:
         """Equal for requests of one document, else for the branches of one prompt."""
@@ -292,7 +290,8 @@ class TokenizeCall(_AbortableCall):
             BranchError: unreachable or refused; these are retryable, because the worker has not begun. Broken off,
                 invalid, cancelled, or not complete in time.
         """
-        with self._being_made():
+        with self:
+            self._raise_if_aborted()
             return self._read()
 
     def _read(self) -> Tokens:
@@ -300,9 +299,8 @@ class TokenizeCall(_AbortableCall):
         content = wire.encode_request(TokenizeRequest(text=self.text))
         connect_s = min(self.timeout_s, CONNECT_S)
         try:
-            with self.peer.response(
-                "/tokenize", self.timeout_s, content, connect_s=connect_s, hold=self._hold_socket
-            ) as response:
+            response = self.peer.send("/tokenize", self.timeout_s, content, connect_s=connect_s, hold=self._hold_socket)
+            with closing(_stream(response)):
                 if response.status_code != httpx.codes.OK:
                     raise _read_refusal(response)
                 return wire.decode_tokens(_read_all(response, deadline, MAX_TOKENIZE_BYTES))
@@ -385,7 +383,8 @@ class SlotClient:
 
     def _states(self, query: str, timeout_s: float) -> Generator[State]:
         try:
-            with self._peer.response("/state", timeout_s, query=query) as response:
+            response = self._peer.send("/state", timeout_s, query=query)
+            with closing(_stream(response)):
                 if response.status_code == httpx.codes.UNAUTHORIZED:
                     raise BranchError("refused", "The worker refused the key (TERCET_POOL_KEY).")
                 if response.status_code != httpx.codes.OK:

@@ -18,7 +18,7 @@ Three policies; the figures are times of GPT-2 small's linear layers on two core
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -194,8 +194,8 @@ class OwnerShares:
     """
 
     def __init__(self) -> None:
-        self._num_branches: Counter[str] = Counter()
-        self._num_of_sessions: Counter[str] = Counter()
+        self._num_branches: defaultdict[str, int] = defaultdict(int)
+        self._num_of_sessions: defaultdict[str, int] = defaultdict(int)
         self._seen_at: OrderedDict[str, float] = OrderedDict()  # of recent owners, the last seen at the end
 
     def note(self, owner: str) -> None:
@@ -231,7 +231,7 @@ class OwnerShares:
         has = self._num_branches.get(owner, 0)
         if len(self._seen_at) < 2 or not has or has + num_branches <= share:
             return False
-        if self._num_branches.total() + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
+        if sum(self._num_branches.values()) + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
             return False
         return any(
             other != owner and self._num_branches.get(other, 0) + num_waiting.get(other, 0) <= share

@@ -149,7 +149,8 @@ class Transport(httpx.BaseTransport):
         """
         timeout: dict[str, float] = request.extensions["timeout"]
         hold: Callable[[socket.socket], None] | None = request.extensions.get("hold")
-        data = _encode_head(request) + request.read()
+        assert isinstance(request.stream, httpx.SyncByteStream)
+        data = b"".join((_encode_head(request), *request.stream))
         while (kept := self._take_idle()) is not None:
             try:
                 kept.send(data, timeout["write"], hold)

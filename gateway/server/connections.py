@@ -91,7 +91,7 @@ class Connection:
         self.client = client
         self.server = server
         self.phase = Phase.IDLE
-        self.num_counted_bytes = 0  # of `num_buffered_bytes`, in the server's sum
+        self.num_counted_bytes = 0  # of those that the parser holds, in the server's sum
         self.since = now  # when the phase began, or when the client last accepted data
         self.parser = RequestParser(max_body_bytes)
         self._charge = charge
@@ -114,10 +114,6 @@ class Connection:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))
-
-    @property
-    def num_buffered_bytes(self) -> int:
-        return self.parser.num_bytes
 
     @property
     def has_unsent(self) -> bool:
@@ -178,6 +174,8 @@ class Connection:
             step = self._flush(now, Step.WAIT_TO_READ)
             if step is not Step.WAIT_TO_READ:
                 return step
+        if not self.is_pipelining and self._tls is None:
+            return Step.WAIT_TO_READ
         return self._next_request()
 
     def begin_linger(self, now: float) -> Step:

@@ -252,8 +252,10 @@ class HttpServer:
 
     def _take_request(self, now: float) -> _Taken | None:
         """A complete request that may be answered now."""
-        for work in self._work:
-            if work is Work.REFUSED or (work is Work.PIPELINED and self._work[Work.COMPLETIONS].has_waiting):
+        for work, queue in self._work.items():
+            if not queue.waiting or work is Work.REFUSED:
+                continue
+            if work is Work.PIPELINED and self._work[Work.COMPLETIONS].waiting:
                 continue
             if (taken := self._take_from(work, now)) is not None:
                 return taken
@@ -321,7 +323,7 @@ class HttpServer:
         match step:
             case Step.WAIT_TO_READ:
                 self._arm(connection, select.POLLIN)
-                holds_much = connection.num_buffered_bytes > bounds.MAX_UNCOUNTED_BYTES
+                holds_much = connection.num_counted_bytes > bounds.MAX_UNCOUNTED_BYTES
                 if holds_much and self._num_buffered > bounds.MAX_BUFFERED_BYTES:
                     self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
@@ -357,8 +359,9 @@ class HttpServer:
         self._count_buffered(connection)
 
     def _count_buffered(self, connection: Connection) -> None:
-        self._num_buffered += connection.num_buffered_bytes - connection.num_counted_bytes
-        connection.num_counted_bytes = connection.num_buffered_bytes
+        num_bytes = connection.parser.num_bytes
+        self._num_buffered += num_bytes - connection.num_counted_bytes
+        connection.num_counted_bytes = num_bytes
 
     def _arm(self, connection: Connection, events: int) -> None:
         self._poller.modify(connection.fileno(), events | ONESHOT)

@@ -8,6 +8,7 @@ the most is refused. So an owner's burst is at its own expense. Knows connection
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gateway.server.connections import Connection, Phase
@@ -28,6 +29,7 @@ class WorkQueue:
     Attributes:
         max_threads: requests of this class that are answered at a time.
         num_answering: requests that threads answer now.
+        waiting: requests that wait for a thread.
     """
 
     def __init__(self, max_threads: int, max_wait_s: float, max_bytes: int) -> None:
@@ -42,18 +44,15 @@ class WorkQueue:
         self._max_wait_s = max_wait_s
         self._max_bytes = max_bytes
         self._room: WaitingRoom[_Waiting] = WaitingRoom(max_bytes)
+        self.waiting: Collection[object] = self._room.waiting
         self._unsent: dict[Connection, str] = {}  # answered, and not sent yet: the connection's owner
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._room)
 
     def append(self, connection: Connection, owner: str) -> list[Connection]:
         """Add a request. Returns those that are to be refused, the new one perhaps included."""
-        size, deadline = connection.num_buffered_bytes, connection.since + self._max_wait_s
+        size, deadline = connection.parser.num_bytes, connection.since + self._max_wait_s
         self._room.enter(_Waiting(owner=owner, size=size, deadline=deadline, connection=connection))
         refused = []
-        while len(self._room) > 1 and (waiting := self._room.refuse_one(_no_room)) is not None:
+        while len(self.waiting) > 1 and (waiting := self._room.refuse_one(_no_room)) is not None:
             refused.append(waiting.connection)
         return refused
 

@@ -9,8 +9,8 @@ No lock: the caller uses a room from one thread, or holds a lock.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -83,8 +83,9 @@ class FairQueue(Generic[W]):
 
     def append(self, request: W) -> None:
         """Add a request. An owner without any joins at the end of the round."""
-        lines = self._lines.setdefault(request.owner, OrderedDict())
-        self._deficits.setdefault(request.owner, QUANTUM)
+        if (lines := self._lines.get(request.owner)) is None:
+            lines = self._lines[request.owner] = OrderedDict()
+            self._deficits[request.owner] = QUANTUM
         line = lines.setdefault(request.line, deque())
         (line.appendleft if request.is_latest_first else line.append)(request)
 
@@ -95,12 +96,13 @@ class FairQueue(Generic[W]):
         Args:
             passed: lines that must wait although it may be their turn. They keep their place.
         """
-        while True:
+        while self._lines:
             turns = (each[0] for lines in self._lines.values() for line, each in lines.items() if line not in passed)
             if (first := next(turns, None)) is None or first.cost <= self._deficits[first.owner]:
                 return first
             self._deficits[first.owner] += QUANTUM
             self._lines.move_to_end(first.owner)
+        return None
 
     def serve(self, head: W) -> None:
         """Remove the head and subtract its cost from its owner's deficit."""
@@ -110,10 +112,10 @@ class FairQueue(Generic[W]):
 
     def remove(self, request: W) -> None:
         """Remove a request that is not served. An owner without requests loses what is left of its deficit."""
-        lines = self._lines[request.owner]
-        lines[request.line].remove(request)
-        if not lines[request.line]:
-            del lines[request.line]
+        lines, line = self._lines[request.owner], request.line
+        lines[line].remove(request)
+        if not lines[line]:
+            del lines[line]
         if not lines:
             del self._lines[request.owner], self._deficits[request.owner]
 
@@ -123,7 +125,14 @@ class FairQueue(Generic[W]):
 
 
 class WaitingRoom(Generic[W]):
-    """Requests in several queues with one bound."""
+    """Requests in several queues with one bound.
+
+    Attributes:
+        waiting: those in the queues, in the order of arrival.
+        urgent: those before all queues, also in the order of arrival.
+        size: what waits in the queues, together.
+        sizes: the same by owner; none is 0.
+    """
 
     def __init__(self, bound: int) -> None:
         """
@@ -132,46 +141,30 @@ class WaitingRoom(Generic[W]):
         """
         self.bound = bound
         self._queues: defaultdict[Hashable, FairQueue[W]] = defaultdict(FairQueue)
-        self._waiting: dict[W, None] = {}  # in the queues, in the order of arrival
-        self._urgent: dict[W, None] = {}  # also in the order of arrival
-        self._sizes: Counter[str] = Counter()  # by owner; none is 0
+        self.waiting: dict[W, None] = {}
+        self.urgent: dict[W, None] = {}
+        self.size = 0
+        self.sizes: defaultdict[str, int] = defaultdict(int)
         self._num_entered = 0
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """What waits in the queues, by owner."""
-        return self._sizes
-
-    @property
-    def size(self) -> int:
-        return self._sizes.total()
-
-    @property
-    def urgent(self) -> Collection[W]:
-        """Those before all queues, in the order of arrival."""
-        return list(self._urgent)
-
-    def __len__(self) -> int:
-        """Requests in the queues."""
-        return len(self._waiting)
 
     def is_empty(self, queue: Hashable) -> bool:
         return not self._queues[queue]
 
     def late(self, now: float) -> list[W]:
         """The requests in the queues whose deadline has passed."""
-        return [waiter for waiter in self._waiting if now > waiter.deadline]
+        return [waiter for waiter in self.waiting if now > waiter.deadline]
 
     def enter(self, waiter: W) -> None:
         """Add a request."""
         self._num_entered += 1
         waiter.number, waiter.is_waiting = self._num_entered, True
         if waiter.is_urgent:
-            self._urgent[waiter] = None
+            self.urgent[waiter] = None
         else:
-            self._waiting[waiter] = None
+            self.waiting[waiter] = None
             self._queues[waiter.queue].append(waiter)
-            self._sizes[waiter.owner] += waiter.size
+            self.size += waiter.size
+            self.sizes[waiter.owner] += waiter.size
 
     def head(self, queue: Hashable, passed: Collection[Line] = ()) -> W | None:
         """The request of a queue to serve next, as `FairQueue.head`."""
@@ -180,14 +173,15 @@ class WaitingRoom(Generic[W]):
     def settle(self, waiter: W, error: TercetError | None = None) -> None:
         """End the waiting of a request, which does wait: it is served now, or ends with an error."""
         if waiter.is_urgent:
-            del self._urgent[waiter]
+            del self.urgent[waiter]
         else:
-            del self._waiting[waiter]
+            del self.waiting[waiter]
             queue = self._queues[waiter.queue]
             (queue.serve if error is None else queue.remove)(waiter)
-            self._sizes[waiter.owner] -= waiter.size
-            if not self._sizes[waiter.owner]:
-                del self._sizes[waiter.owner]
+            self.size -= waiter.size
+            self.sizes[waiter.owner] -= waiter.size
+            if not self.sizes[waiter.owner]:
+                del self.sizes[waiter.owner]
         waiter.is_waiting, waiter.error = False, error
         waiter.wake()
 
@@ -201,8 +195,8 @@ class WaitingRoom(Generic[W]):
         """
         if self.size <= self.bound:
             return None
-        most = max(self._sizes.values())
-        owners = [owner for owner, size in self._sizes.items() if size == most]
+        most = max(self.sizes.values())
+        owners = [owner for owner, size in self.sizes.items() if size == most]
         last = [waiter for queue in self._queues.values() for owner in owners for waiter in queue.last(owner)]
         refused = max(last, key=lambda waiter: waiter.number)
         self.settle(refused, make_error())

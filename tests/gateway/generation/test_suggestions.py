@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.generation.request import BranchFailure, BranchResult, RequestContext
 from gateway.generation.selection import SelectionPolicy, SelectionResult, Suggestion

@@ -115,14 +115,14 @@ def test_nothing_is_read_while_a_request_is_answered(peers: Peers) -> None:
     peers.connection.take_request(0.0)
     peers.client.sendall(GET)
     assert advance(peers.connection, 0.0) is Step.NOTHING
-    assert peers.connection.num_buffered_bytes == 0
+    assert peers.connection.parser.num_bytes == 0
     assert peers.connection.has_arrived
 
 
 def test_the_time_that_a_client_has_is_that_of_the_whole_request(peers: Peers) -> None:
     request = chunked(b"2\r\n{}\r\n0\r\n\r\n")
     assert peers.send(request[:-1], 1.0) is Step.WAIT_TO_READ
-    assert peers.connection.num_buffered_bytes == request.index(b"2\r\n{}") + 2
+    assert peers.connection.parser.num_bytes == request.index(b"2\r\n{}") + 2
     assert peers.send(request[-1:], 9.0) is Step.ANSWER
     assert peers.connection.since == 1.0
 

@@ -73,7 +73,7 @@ def test_what_is_late_or_closed_takes_no_turn_and_no_bytes(clients: Clients) -> 
     assert queue.append(last, "") == []
     closed.phase = Phase.CLOSED
     assert queue.take() is last
-    assert not queue.has_waiting
+    assert not queue.waiting
 
 
 def test_a_store_that_hangs_holds_the_threads_for_jobs_and_other_requests_for_two_seconds(clients: Clients) -> None:
