@@ -75,7 +75,7 @@ class Entrance:
             work = Work.READS
         elif work is Work.COMPLETIONS and "respond-async" in fields.get("HTTP_PREFER", "").lower():
             work = Work.JOBS
-        candidates = _candidates(fields)
+        candidates = [] if self._key_file is None else _candidates(fields)
         key = None if self._key_file is None else self._key_file.find(candidates)
         arrival = Arrival(work, address if key is None else key.id, key, route.weight)
         try:

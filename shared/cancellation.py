@@ -30,7 +30,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.cancel_reason: TercetError | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._is_cancelled = False
         self._callbacks: list[Callable[[], None]] = []

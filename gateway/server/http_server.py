@@ -346,8 +346,9 @@ class HttpServer:
 
     def _enqueue(self, connection: Connection, arrival: Arrival, now: float) -> None:
         """A request that is complete, or is refused by its head, waits for a thread of its class."""
-        work = Work.PIPELINED if connection.is_pipelining else arrival.work
-        connection.arrival = arrival = arrival._replace(work=work)
+        if connection.is_pipelining:
+            arrival = arrival._replace(work=Work.PIPELINED)
+        work, connection.arrival = arrival.work, arrival
         connection.wait_for_thread(now)
         for refused in self._work[work].append(connection, arrival.owner):
             self._refuse_waiting(refused, "Too many bytes of requests wait for a thread.", now)

@@ -1,6 +1,5 @@
 """Selection: clean completions that differ, best score first, whatever order they arrive in."""
 
-from dataclasses import replace
 from itertools import combinations
 from random import Random
 
@@ -8,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from gateway.generation.request import BranchFailure, BranchOutcome, BranchResult
 from gateway.generation.selection import Selection, SelectionPolicy, SelectionResult

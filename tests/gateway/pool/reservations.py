@@ -40,10 +40,10 @@ def claim(model: str = "small", *, timeout_s: float = 5.0, **fields: Any) -> Cla
 
 
 class Waiting:
-    """A reservation in a thread of its own; the constructor returns when it is in the queue. `cancel` cancels it."""
+    """A reservation in a thread of its own; the constructor returns when it waits, or has room. `cancel` cancels it."""
 
     def __init__(self, pool: ThreadPoolExecutor, admission: Admission, *args: Any, **kwargs: Any) -> None:
-        self.cancel: Callable[[], None]
+        self.cancel: Callable[[], None] = lambda: None
         is_queued = threading.Event()
 
         @contextmanager
@@ -53,4 +53,5 @@ class Waiting:
             yield
 
         self.future: Future[list[int]] = pool.submit(admission.reserve, *args, cancelling=cancelling, **kwargs)
+        self.future.add_done_callback(lambda _: is_queued.set())
         assert is_queued.wait(5)

@@ -176,8 +176,10 @@ def test_a_retry_goes_before_the_queue_and_past_its_bound(wait: Wait) -> None:
 
 
 def test_cancelling_after_the_reservation_leaves_it_as_it_is(wait: Wait) -> None:
-    admission = make([("small", 1)])
+    admission, own = make([("small", 1)]), claim()
+    [slot] = admission.reserve(own, 1)
     reservation = wait(admission, claim(), 3)
+    admission.release(slot, own)
     assert reservation.future.result(5) == [0, 0, 0]
     reservation.cancel()
     assert admission.in_flight() == [3]
