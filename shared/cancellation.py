@@ -42,9 +42,9 @@ class Cancellation:
     def cancel(self, reason: TercetError | None = None) -> None:
         """End the work. Of several reasons the first is kept."""
         with self._lock:
-            if self.cancel_reason is None and not self._is_cancelled:
-                self.cancel_reason = reason
-            self._is_cancelled = True
+            if self._is_cancelled:
+                return
+            self.cancel_reason, self._is_cancelled = reason, True
             callbacks = list(self._callbacks)
             self._changed.notify_all()
         for callback in callbacks:

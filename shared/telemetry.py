@@ -142,7 +142,6 @@ def _base_processors(role: str) -> list[Processor]:
         return {"role": role, **event}
 
     return [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         add_role,

@@ -286,7 +286,7 @@ class RequestContext(Cancellation):
             self._events.append(event)
             if not isinstance(event, TokenDelta):
                 self._num_expected -= 1
-            if self._is_worth_waking:
+            if self._is_ready():
                 self._changed.notify_all()
 
     def next_event(self) -> BranchEvent | None:
@@ -297,13 +297,10 @@ class RequestContext(Cancellation):
         more than to handle it.
         """
         with self._lock:
-            self._changed.wait_for(
-                lambda: self._is_cancelled or (self._events and self._is_worth_waking),
-                timeout=max(0.0, self._until - time.monotonic()),
-            )
+            if not self._is_ready():
+                self._changed.wait_for(self._is_ready, timeout=max(0.0, self._until - time.monotonic()))
             self._is_closed = self._is_closed or time.monotonic() >= self._until
             return self._events.popleft() if self._events and not self._is_cancelled else None
 
-    @property
-    def _is_worth_waking(self) -> bool:
-        return self.spec.is_streamed or self._num_expected <= 0
+    def _is_ready(self) -> bool:
+        return self._is_cancelled or (bool(self._events) and (self.spec.is_streamed or self._num_expected <= 0))

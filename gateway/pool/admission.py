@@ -32,8 +32,7 @@ from shared.setting_values import Placement
 LONG_TEXTS = ("long texts",)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Reservation(Waiter):
+class _Reservation(Waiter, eq=False, kw_only=True):
     """A request that waits for slots. It gets `slots` or an error; neither: its deadline passed."""
 
     claim: Claim

@@ -20,7 +20,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.pool.slot_table import Entry
 from gateway.waiting.room import Line
@@ -38,8 +39,7 @@ HEADROOM_DIVISOR = 8
 RECENT_S = 10.0
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, eq=False, kw_only=True):
     """What a request says of itself where it reserves room, and the weights that its branches share.
 
     Its first reservation fixes `revision`. It is free again when no branch runs and none has given output: the request

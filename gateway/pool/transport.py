@@ -197,9 +197,10 @@ class Transport(httpx.BaseTransport):
         return connection
 
     def _read_head(self, connection: _Connection, timeout: dict[str, float]) -> httpx.Response:
-        parser, num_bytes, until = _ResponseParser(), 0, time.monotonic() + timeout["read"]
+        parser, num_bytes, until = connection.parser, 0, time.monotonic() + timeout["read"]
         try:
             connection.has_received = False
+            parser.begin()
             while not parser.is_head_complete:
                 if num_bytes > MAX_HEAD_BYTES:
                     raise httpx.RemoteProtocolError(f"The response's head is longer than {MAX_HEAD_BYTES} bytes.")
@@ -267,7 +268,7 @@ class _Connection:
     two. A TLS socket would read on after a timeout of the kernel's, so there Python keeps them.
     """
 
-    __slots__ = ("_is_tls", "_socket", "_timeouts_s", "has_received", "idle_since")
+    __slots__ = ("_is_tls", "_socket", "_timeouts_s", "has_received", "idle_since", "parser")
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -275,6 +276,7 @@ class _Connection:
         self._timeouts_s: dict[int | None, float] = {}
         self.idle_since = 0.0
         self.has_received = False
+        self.parser = _ResponseParser()
 
     def get_extra_info(self, info: Literal["socket"]) -> socket.socket:
         return self._socket
@@ -332,7 +334,7 @@ class _Connection:
 
 
 class _ResponseParser:
-    """Parses one response; llhttp calls the `on_` methods.
+    """Parses the responses of a connection, one after the other; llhttp calls the `on_` methods.
 
     Bodies need a length or chunks: the end of the connection is always an error, never the end of a body.
     """
@@ -340,10 +342,11 @@ class _ResponseParser:
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._body_parts: list[bytes] = []
-        self._has_excess_data = False
-        self._is_kept_alive = False
-        self.is_head_complete = False
-        self.is_complete = False
+
+    def begin(self) -> None:
+        """Expect a response."""
+        self._body_parts.clear()
+        self._has_excess_data = self._is_kept_alive = self.is_head_complete = self.is_complete = False
 
     @property
     def status(self) -> int:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from gateway.server.connections import Connection, Phase
 from gateway.waiting.room import Waiter, WaitingRoom
 from shared.errors import Overloaded
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Waiting(Waiter):
+class _Waiting(Waiter, eq=False, kw_only=True):
     """A complete request."""
 
     connection: Connection

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from shared.errors import TercetError
 
@@ -23,8 +24,7 @@ QUANTUM = 1
 Line: TypeAlias = tuple[str, bool]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Waiter:
+class Waiter(msgspec.Struct, eq=False, kw_only=True):
     """A request that waits.
 
     Attributes:

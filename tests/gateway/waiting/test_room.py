@@ -4,7 +4,6 @@ queue ever starves (deficit round robin)."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,8 +16,7 @@ BOUND = 20
 MAX_BRANCHES = 8
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Request(Waiter):
+class Request(Waiter, eq=False, kw_only=True):
     num_wakes: int = 0
 
     def wake(self) -> None:
