@@ -287,12 +287,13 @@ class Admission:
         claim = reservation.claim
         if claim.is_long_text:
             return self._has_long_text
-        slots = [slot for group in self._table.groups(claim.model) for slot in group]
-        capacity = sum(slot.shared_batch for slot in slots)
-        # Without a slot the request may have to be refused, which `_try_to_settle` knows.
-        return bool(slots) and self._shares[claim.model].must_wait(
-            claim.line, reservation.cost, capacity, self._room.sizes
+        return self._shares[claim.model].must_wait(
+            claim.line, reservation.cost, partial(self._shared_capacity, claim.model), self._room.sizes
         )
+
+    def _shared_capacity(self, model: str) -> int:
+        """Branches that a model's slots may hold together while owners use them that want no more than their share."""
+        return sum(slot.shared_batch for group in self._table.groups(model) for slot in group)
 
     def _try_to_settle(self, reservation: _Reservation) -> bool:
         claim = reservation.claim

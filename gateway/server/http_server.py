@@ -442,7 +442,8 @@ class HttpServer:
         writer = ResponseWriter(
             sock.sendall, request, keeps_connection=self.keeps_connections and request.keeps_connection
         )
-        environ = make_environ(request, scheme, sock, connection.client, connection.server) | {ARRIVAL: arrival}
+        environ = make_environ(request, scheme, sock, connection.client, connection.server)
+        environ[ARRIVAL] = arrival
         try:
             writer.respond(self._app, environ)
         except OSError:  # the client is gone

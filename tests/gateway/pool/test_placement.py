@@ -111,10 +111,10 @@ def test_an_owner_beyond_its_share_leaves_room_to_one_that_wants_no_more_than_it
     for owner, num_branches in running.items():
         shares.note(owner)
         shares.add((owner, False), num_branches)
-    assert shares.must_wait(("burst", False), 3, 24, waiting) == must_wait
-    assert not shares.must_wait(("burst", True), 3, 24, {"other": 24})
+    assert shares.must_wait(("burst", False), 3, lambda: 24, waiting) == must_wait
+    assert not shares.must_wait(("burst", True), 3, lambda: 24, {"other": 24})
     shares.add(("burst", True), 24 // len(running) - 2)
-    assert shares.must_wait(("burst", True), 3, 24, {"other": 24})  # sessions keep to the share in any case
+    assert shares.must_wait(("burst", True), 3, lambda: 24, {"other": 24})  # sessions keep to the share in any case
 
 
 def test_an_owner_counts_for_a_while_after_its_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_an_owner_counts_for_a_while_after_its_last_request(monkeypatch: pytest.
     shares.note("other")
     shares.add(("burst", False), 21)
     shares.note("burst")
-    assert shares.must_wait(("burst", False), 3, 24, {})
+    assert shares.must_wait(("burst", False), 3, lambda: 24, {})
     monkeypatch.setattr(placement, "RECENT_S", 0.0)
     shares.note("burst")
-    assert not shares.must_wait(("burst", False), 3, 24, {})
+    assert not shares.must_wait(("burst", False), 3, lambda: 24, {})
