@@ -1,16 +1,16 @@
 """`cost`: what an answer costs the gateway and the workers, in CPU time, and how many answers that allows.
 
 The answers are as small as they get (three completions of one token from the embedded checkpoint), so that Python, HTTP
-and the system calls are most of their cost. Another checkout is measured in the same rounds.
+and the system calls are most of their cost. Another checkout is measured in the same rounds. Each turn starts a server:
+from start to start the same code takes up to a tenth more or less, in its gateway and its workers alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from deploy.tuning.load.clients import LOOPBACK
 from deploy.tuning.load.server import ROOT
@@ -23,7 +23,8 @@ from tests.bench.speed.load_clients import Load
 
 NUM_SLOTS = (1, 2)
 NUM_CLIENTS = (4, 16)
-SECONDS = 3.0  # per turn
+SECONDS = 3.0  # per load
+WARMING_S = 1.0
 QUICK_SECONDS = 0.3
 PREPARED_PER_S = 1000  # requests
 PROMPT_TOKENS = 16
@@ -35,14 +36,6 @@ NOTES = [
     "CPU time: user and system time of all threads (/proc/<pid>/stat) of the gateway's and of the workers' processes.",
     "Clients: one thread of another process on the same cores.",
 ]
-
-
-class _Version(NamedTuple):
-    """A checkout's server."""
-
-    name: str
-    num_slots: int
-    server: MeasuredServer
 
 
 class CostBench:
@@ -63,51 +56,46 @@ class CostBench:
         Raises:
             StartError: a server does not get warm, or a request failed.
         """
-        with ExitStack() as stack:
-            # Versions take turns at each load.
-            versions = [
-                _Version(name, num_slots, stack.enter_context(self._server(num_slots, root)))
-                for num_slots in NUM_SLOTS
-                for name, root in self._roots.items()
-            ]
-            turns = [self._turn(stack, version, num_clients) for num_clients in NUM_CLIENTS for version in versions]
-            results = interleave(turns, self._options.num_rounds)
+        turns = [self._turn(name, root, num_slots) for num_slots in NUM_SLOTS for name, root in self._roots.items()]
+        results = interleave(turns, self._options.num_rounds)
         document.not_measured |= results.failures
-        names = [turn.name.rpartition(".")[0] for turn in turns]
+        names = [f"{name}|{slots}|{clients}" for clients in NUM_CLIENTS for slots in NUM_SLOTS for name in self._roots]
         document.rows = [_row(name, results.samples) for name in names if f"{name}.gateway" in results.samples]
         document.notes += NOTES
 
-    def _server(self, num_slots: int, root: Path) -> MeasuredServer:
-        return MeasuredServer(f"{self._options.models}*{num_slots}", self._options.server_settings, root)
-
-    def _turn(self, stack: ExitStack, version: _Version, num_clients: int) -> Contender:
+    def _turn(self, version: str, root: Path, num_slots: int) -> Contender:
         options = self._options
-        seconds = QUICK_SECONDS if options.is_quick else SECONDS
-        name = f"{version.name}|{version.num_slots}|{num_clients}"
-        server = version.server
         request = PATH, self._body, options.subject(), PROMPT_TOKENS
-        process = ContenderProcess(
-            "tests.bench.speed.load_clients:LoadClients", LOOPBACK, server.port, *request, server.port + num_clients
-        )
-        clients = stack.enter_context(process)
 
         def measure() -> Mapping[str, Sequence[float]]:
-            clients.call("prepare", int(PREPARED_PER_S * seconds))
-            before_s = server.cpu_s()
-            load: Load = clients.call("send_for", num_clients, seconds)
-            after_s = server.cpu_s()
-            return {
-                **{
-                    f"{name}.{pool}": [1e3 * (after_s[pool] - before_s[pool]) / load.num_answers]
-                    for pool in ("gateway", "workers")
-                },
-                f"{name}.answers": [load.num_answers / load.elapsed_s],
-                f"{name}.clients": [load.client_cpu_s / load.elapsed_s],
-            }
+            server = MeasuredServer(f"{options.models}*{num_slots}", options.server_settings, root)
+            with server:
+                make, address = "tests.bench.speed.load_clients:LoadClients", (LOOPBACK, server.port)
+                with ContenderProcess(make, *address, *request, server.port) as clients:
+                    self._load(server, clients, max(NUM_CLIENTS), WARMING_S)
+                    return {
+                        f"{version}|{num_slots}|{number}.{series}": [value]
+                        for number in NUM_CLIENTS
+                        for series, value in self._load(server, clients, number, SECONDS).items()
+                    }
 
-        return Contender(
-            f"{name}.gateway", f"{version.name}, {version.num_slots} slots, {num_clients} clients", measure
-        )
+        first = f"{version}|{num_slots}|{NUM_CLIENTS[0]}.gateway"
+        return Contender(first, f"{version}, {num_slots} slots", measure)
+
+    def _load(
+        self, server: MeasuredServer, clients: ContenderProcess, num_clients: int, seconds: float
+    ) -> Mapping[str, float]:
+        """An answer's CPU time in each pool in milliseconds, the answers a second, the clients' share of a core."""
+        seconds = QUICK_SECONDS if self._options.is_quick else seconds
+        clients.call("prepare", int(PREPARED_PER_S * seconds))
+        before_s = server.cpu_s()
+        load: Load = clients.call("send_for", num_clients, seconds)
+        after_s = server.cpu_s()
+        return {
+            **{pool: 1e3 * (after_s[pool] - before_s[pool]) / load.num_answers for pool in ("gateway", "workers")},
+            "answers": load.num_answers / load.elapsed_s,
+            "clients": load.client_cpu_s / load.elapsed_s,
+        }
 
 
 def _row(name: str, samples: Mapping[str, Sequence[float]]) -> Row:
