@@ -31,7 +31,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "length": 12}
 GRACE_S = 6.0
 DEADLINE_S = 120  # of the requests: also a slow machine starts a worker within it
 # Tokens of a request that ends within the grace of a stop, and of a request that does not.
-SHORT, LONG = 50, 256
+SHORT, LONG = 25, 256
 CONTEXT = "The old man looked at the sea and"
 
 
