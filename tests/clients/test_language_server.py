@@ -23,7 +23,9 @@ from tests.e2e.test_lsp import HELIX, NEOVIM
 from tests.lsp_client import LspClient
 from tests.programs import run_program
 
-OPENING = "The old man looked at the se"
+# What ends this word is as probable and as useful as the defaults ask for; only such a word is offered unasked.
+TYPED = "extra"
+OPENING = f"It was an {TYPED}"
 LSP_MODE = Path("/usr/share/emacs/site-lisp/elpa-src")
 
 
@@ -59,7 +61,7 @@ def test_the_configurations_of_neovim_and_helix_start_the_server(tercet: Tercet,
     reason="Emacs with lsp-mode is not installed (apt-get install emacs-nox elpa-lsp-mode elpa-company)",
 )
 def test_emacs_lists_words_and_reports_the_accepted_one(tercet: Tercet, tmp_path: Path) -> None:
-    """Emacs in a terminal: a text is typed, the list is read, and M-n and Enter choose and accept."""
+    """Emacs in a terminal: a text is typed, the list is read, and Enter accepts its word."""
     (tmp_path / ".emacs.d").mkdir()
     shutil.copy(saved_file("lsp-mode", tmp_path, tercet.url), tmp_path / ".emacs.d")
     notes = tmp_path / "docs" / "notes.txt"
@@ -69,14 +71,12 @@ def test_emacs_lists_words_and_reports_the_accepted_one(tercet: Tercet, tmp_path
         status = "(seq-some (lambda (each) (eq 'initialized (lsp--workspace-status each))) (lsp-workspaces))"
         until(lambda: emacs.ask(status), 60, "the language server")
         emacs.send(OPENING)
-        words = until(lambda: emacs.ask("company-candidates"), 30, "a list of words")
-        assert all(word.startswith("se") for word in words)
-        emacs.send("\x1bn")
-        until(lambda: emacs.ask("company-selection") == 1, 30, "the second word")
+        [word] = until(lambda: emacs.ask("company-candidates"), 30, "a list of words")
+        assert word.startswith(TYPED)
         emacs.send("\r")
-        accepted = OPENING.removesuffix("se") + words[1]
+        accepted = OPENING.removesuffix(TYPED) + word
         until(lambda: emacs.ask("(buffer-string)") == accepted, 30, "the accepted word")
-        num_accepted = len(words[1]) - len("se")
+        num_accepted = len(word) - len(TYPED)
         until(lambda: metric(tercet, "tercet_saved_characters_total") - before == num_accepted, 30, "its report")
 
 
@@ -141,19 +141,18 @@ def test_kate_lists_words_and_inserts_one(tercet: Tercet, tmp_path: Path) -> Non
 
         until(is_typed, 60, "the typed text in the file")
         # The server starts meanwhile: the last letter is typed anew until Kate lists the words for it.
-        prefix = OPENING.removesuffix("se")
         deadline = time.monotonic() + 60
         text = OPENING
         while time.monotonic() < deadline and not (text.startswith(OPENING) and text != OPENING):
             do("key", "BackSpace")
-            do("key", "e")
+            do("key", TYPED[-1])
             time.sleep(1)
             do("key", "Return")
             text = saved()
             if text.endswith("\n") or text == OPENING:  # no list: Enter began a line
                 do("key", "BackSpace")
                 text = saved()
-        assert text.startswith(f"{prefix}se"), text
+        assert text.startswith(OPENING), text
         assert len(text) > len(OPENING)
     finally:
         for process in (editor, display):
