@@ -58,7 +58,7 @@ def test_the_scaled_object_fits_the_schema_of_keda(tools: Path) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "path"),
-    [("vendor.cloudbuild", "kubernetes/cloudbuild.yaml"), ("vendor.compose-spec", "compose.yaml")],
+    [("vendor.cloudbuild", "cloud/kubernetes/cloudbuild.yaml"), ("vendor.compose-spec", "packaging/compose.yaml")],
 )
 def test_other_files_fit_the_schemas_of_their_programs(schema: str, path: str) -> None:
     program = ROOT / "build/tools/bin/check-jsonschema"
