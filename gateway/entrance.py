@@ -75,14 +75,13 @@ class Entrance:
             work = Work.READS
         elif work is Work.COMPLETIONS and "respond-async" in fields.get("HTTP_PREFER", "").lower():
             work = Work.JOBS
-        candidates = [] if self._key_file is None else _candidates(fields)
-        key = None if self._key_file is None else self._key_file.find(candidates)
+        key = None if self._key_file is None else self._key_file.find(_candidates(fields))
         arrival = Arrival(work, address if key is None else key.id, key, route.weight)
         try:
             is_open = route.is_open if method in READING_METHODS else None
             if self._key_file is not None and (is_open is None or not is_open(fields)):
                 if key is None:
-                    raise _unauthorized(has_key=bool(candidates))
+                    raise _unauthorized(has_key=bool(_candidates(fields)))
                 self._count_request(key)
             self._charge_head(arrival, route.min_bytes, int(fields.get("CONTENT_LENGTH") or 0))
             if work is Work.COMPLETIONS:

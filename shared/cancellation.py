@@ -30,7 +30,7 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.cancel_reason: TercetError | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a condition calls its methods in C, but has its own for a plain lock
         self._changed = threading.Condition(self._lock)
         self._is_cancelled = False
         self._callbacks: list[Callable[[], None]] = []

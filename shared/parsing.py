@@ -143,9 +143,9 @@ class BodyParser(Generic[T]):
 
     def is_neutral(self, name: str, value: object) -> bool:
         """Whether a value is as leaving the field out. 0 is not false, and 1 not true."""
-        if name not in self.neutral:
-            return value is None
-        return value is None or any(type(value) is type(other) and value == other for other in self.neutral[name])
+        return value is None or (
+            name in self.neutral and any(type(value) is type(other) and value == other for other in self.neutral[name])
+        )
 
     def convert(self, body: dict[str, Any]) -> T:
         """The request, from decoded values by field name.

@@ -274,7 +274,7 @@ class Admission:
         """
         for retry in list(self._room.urgent):
             self._try_to_settle(retry)
-        for queue in (*self.models.names, LONG_TEXTS) if self._room.waiting else ():
+        for queue in (*self.models.names, LONG_TEXTS):
             passed: set[Line] = set()
             while self._room.waiting and (head := self._room.head(queue, passed)) is not None:
                 if self._must_wait(head):

@@ -225,8 +225,7 @@ class Call(_AbortableCall):
                     request_id=self.request.request_id,
                     session_id=session_id,
                 )
-                stream = _stream(response)
-                try:
+                with closing(_stream(response)) as stream:
                     self._hold_socket(response.extensions["network_stream"].get_extra_info("socket"))
                     if response.status_code != httpx.codes.OK:
                         raise _read_refusal(response)
@@ -238,8 +237,6 @@ class Call(_AbortableCall):
                     for raw_lines in wire.split_lines(stream, max_bytes=MAX_ANSWER_BYTES):
                         if batch := self._decode(raw_lines):
                             yield batch
-                finally:
-                    stream.close()
         except httpx.TimeoutException as error:
             if is_acknowledged:
                 raise BranchError("timeout", "The worker sent nothing until the deadline.") from error

@@ -215,27 +215,27 @@ class OwnerShares:
                 del counter[owner]
 
     def must_wait(
-        self, line: Line, num_branches: int, capacity_of: Callable[[], int], num_waiting: Mapping[str, int]
+        self, line: Line, num_branches: int, capacity: Callable[[], int], num_waiting: Mapping[str, int]
     ) -> bool:
         """Whether this many branches more would exceed the owner's share and leave too little room to one that wants no
         more than its own, or are of a session.
 
         Args:
-            capacity_of: branches that the model's slots may hold together while such owners use them. 0: there is no
-                slot, so the request need not wait for its owner's others.
+            capacity: counts the branches that the model's slots may hold together while such owners use them. 0: there
+                is no slot, so the request need not wait for its owner's others.
             num_waiting: branches that wait for room, by owner.
         """
         owner, has_session = line
         num_of_sessions = self._num_of_sessions.get(owner, 0) if has_session else 0
         num_running = self._num_branches.get(owner, 0) if len(self._seen_at) > 1 else 0
-        if not (num_of_sessions or num_running) or not (capacity := capacity_of()):
+        if not (num_of_sessions or num_running) or not (num_shared := capacity()):
             return False
-        share = capacity // max(1, len(self._seen_at))
+        share = num_shared // max(1, len(self._seen_at))
         if num_of_sessions and num_of_sessions + num_branches > share:
             return True
         if not num_running or num_running + num_branches <= share:
             return False
-        if sum(self._num_branches.values()) + num_branches <= capacity - capacity // HEADROOM_DIVISOR:
+        if sum(self._num_branches.values()) + num_branches <= num_shared - num_shared // HEADROOM_DIVISOR:
             return False
         return any(
             other != owner and self._num_branches.get(other, 0) + num_waiting.get(other, 0) <= share

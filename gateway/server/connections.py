@@ -174,8 +174,6 @@ class Connection:
             step = self._flush(now, Step.WAIT_TO_READ)
             if step is not Step.WAIT_TO_READ:
                 return step
-        if not self.is_pipelining and self._tls is None:
-            return Step.WAIT_TO_READ
         return self._next_request()
 
     def begin_linger(self, now: float) -> Step:

@@ -130,8 +130,7 @@ class WaitingRoom(Generic[W]):
     Attributes:
         waiting: those in the queues, in the order of arrival.
         urgent: those before all queues, also in the order of arrival.
-        size: what waits in the queues, together.
-        sizes: the same by owner; none is 0.
+        sizes: of those in the queues, by owner; none is 0.
     """
 
     def __init__(self, bound: int) -> None:
@@ -143,9 +142,13 @@ class WaitingRoom(Generic[W]):
         self._queues: defaultdict[Hashable, FairQueue[W]] = defaultdict(FairQueue)
         self.waiting: dict[W, None] = {}
         self.urgent: dict[W, None] = {}
-        self.size = 0
         self.sizes: defaultdict[str, int] = defaultdict(int)
         self._num_entered = 0
+
+    @property
+    def size(self) -> int:
+        """What waits in the queues, together."""
+        return sum(self.sizes.values())
 
     def is_empty(self, queue: Hashable) -> bool:
         return not self._queues[queue]
@@ -163,7 +166,6 @@ class WaitingRoom(Generic[W]):
         else:
             self.waiting[waiter] = None
             self._queues[waiter.queue].append(waiter)
-            self.size += waiter.size
             self.sizes[waiter.owner] += waiter.size
 
     def head(self, queue: Hashable, passed: Collection[Line] = ()) -> W | None:
@@ -178,7 +180,6 @@ class WaitingRoom(Generic[W]):
             del self.waiting[waiter]
             queue = self._queues[waiter.queue]
             (queue.serve if error is None else queue.remove)(waiter)
-            self.size -= waiter.size
             self.sizes[waiter.owner] -= waiter.size
             if not self.sizes[waiter.owner]:
                 del self.sizes[waiter.owner]

@@ -61,9 +61,11 @@ def test_the_configurations_of_neovim_and_helix_start_the_server(tercet: Tercet,
     reason="Emacs with lsp-mode is not installed (apt-get install emacs-nox elpa-lsp-mode elpa-company)",
 )
 def test_emacs_lists_words_and_reports_the_accepted_one(tercet: Tercet, tmp_path: Path) -> None:
-    """Emacs in a terminal: a text is typed, the list is read, and Enter accepts its word."""
+    """Emacs in a terminal: a text is typed, the list is read, and M-n and Enter choose and accept."""
     (tmp_path / ".emacs.d").mkdir()
-    shutil.copy(saved_file("lsp-mode", tmp_path, tercet.url), tmp_path / ".emacs.d")
+    init = saved_file("lsp-mode", tmp_path, tercet.url).read_text()
+    init = init.replace(":server-id", ":initialization-options '(:minProbability 0 :minUsefulness 0) :server-id")
+    (tmp_path / ".emacs.d/init.el").write_text(init)  # as documented, but with several words to choose from
     notes = tmp_path / "docs" / "notes.txt"
     notes.parent.mkdir()
     before = metric(tercet, "tercet_saved_characters_total")
@@ -71,12 +73,14 @@ def test_emacs_lists_words_and_reports_the_accepted_one(tercet: Tercet, tmp_path
         status = "(seq-some (lambda (each) (eq 'initialized (lsp--workspace-status each))) (lsp-workspaces))"
         until(lambda: emacs.ask(status), 60, "the language server")
         emacs.send(OPENING)
-        [word] = until(lambda: emacs.ask("company-candidates"), 30, "a list of words")
-        assert word.startswith(TYPED)
+        words = until(lambda: emacs.ask("company-candidates"), 30, "a list of words")
+        assert all(word.startswith(TYPED) for word in words)
+        emacs.send("\x1bn")
+        until(lambda: emacs.ask("company-selection") == 1, 30, "the second word")
         emacs.send("\r")
-        accepted = OPENING.removesuffix(TYPED) + word
+        accepted = OPENING.removesuffix(TYPED) + words[1]
         until(lambda: emacs.ask("(buffer-string)") == accepted, 30, "the accepted word")
-        num_accepted = len(word) - len(TYPED)
+        num_accepted = len(words[1]) - len(TYPED)
         until(lambda: metric(tercet, "tercet_saved_characters_total") - before == num_accepted, 30, "its report")
 
 

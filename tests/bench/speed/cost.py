@@ -28,6 +28,7 @@ WARMING_S = 1.0
 QUICK_SECONDS = 0.3
 PREPARED_PER_S = 1000  # requests
 PROMPT_TOKENS = 16
+CLIENTS = "tests.bench.speed.load_clients:LoadClients"
 PATH = "/autocomplete"
 BODY: Mapping[str, Any] = {"n_samples": 3, "length": 1, "clean": False}
 HEADINGS = {"gateway": "gateway, ms", "workers": "workers, ms", "answers": "answers/s"}
@@ -68,16 +69,17 @@ class CostBench:
         request = PATH, self._body, options.subject(), PROMPT_TOKENS
 
         def measure() -> Mapping[str, Sequence[float]]:
-            server = MeasuredServer(f"{options.models}*{num_slots}", options.server_settings, root)
-            with server:
-                make, address = "tests.bench.speed.load_clients:LoadClients", (LOOPBACK, server.port)
-                with ContenderProcess(make, *address, *request, server.port) as clients:
-                    self._load(server, clients, max(NUM_CLIENTS), WARMING_S)
-                    return {
-                        f"{version}|{num_slots}|{number}.{series}": [value]
-                        for number in NUM_CLIENTS
-                        for series, value in self._load(server, clients, number, SECONDS).items()
-                    }
+            models = f"{options.models}*{num_slots}"
+            with (
+                MeasuredServer(models, options.server_settings, root) as server,
+                ContenderProcess(CLIENTS, LOOPBACK, server.port, *request, server.port) as clients,
+            ):
+                self._load(server, clients, max(NUM_CLIENTS), WARMING_S)
+                return {
+                    f"{version}|{num_slots}|{number}.{series}": [value]
+                    for number in NUM_CLIENTS
+                    for series, value in self._load(server, clients, number, SECONDS).items()
+                }
 
         first = f"{version}|{num_slots}|{NUM_CLIENTS[0]}.gateway"
         return Contender(first, f"{version}, {num_slots} slots", measure)
