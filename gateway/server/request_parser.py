@@ -9,6 +9,7 @@ wherever the body may end.
 
 from __future__ import annotations
 
+import io
 import re
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ class Request(NamedTuple):
     """A complete request. A body that is too long is left out; `CONTENT_LENGTH` in the fields of its head says so."""
 
     head: RequestHead
-    body: bytearray
+    body: bytes
     keeps_connection: bool
 
 
@@ -88,9 +89,10 @@ class RequestParser:
         """
         self.head: RequestHead | None = None
         self._max_body_bytes = max_body_bytes
-        self._received = bytearray()  # without the head and what the chunks have taken
+        self._received = bytearray()  # of a head or of chunks, or behind the request
         self._searched = 0  # bytes of it in which no head ends
-        self._num_body_bytes = 0  # of the request with this head, in what is received
+        self._body = io.BytesIO()  # which grows without a copy, and gives its bytes without one
+        self._body_length = 0  # of the request with this head; 0 if it is in chunks
         self._is_too_long = False  # its body
         self._chunks: _ChunkedBody | None = None
 
@@ -98,7 +100,7 @@ class RequestParser:
     def num_bytes(self) -> int:
         """Bytes that are held."""
         in_head = 0 if self.head is None else len(self.head.raw)
-        return in_head + len(self._received) + (0 if self._chunks is None else len(self._chunks.body))
+        return in_head + len(self._received) + self._body.tell()
 
     @property
     def num_received_bytes(self) -> int:
@@ -118,14 +120,14 @@ class RequestParser:
     @property
     def expects_continue(self) -> bool:
         """Whether the client waits before it sends the body. HTTP/1.0 has no such answer (RFC 9110, § 10.1.1)."""
-        if self.head is None or self._received:
+        if self.head is None or self._received or self._body.tell():
             return False
         return "HTTP_EXPECT" in self.head.fields and self.head.version != "HTTP/1.0"
 
     def clear(self) -> None:
         """Forget all that has arrived."""
-        self.head = self._chunks = None
         self._received = bytearray()
+        self._forget_request()
 
     def advance(self, data: bytes = b"") -> bool:
         """Read on in what has arrived, and in this. Returns whether a request is complete.
@@ -133,14 +135,17 @@ class RequestParser:
         Raises:
             MalformedRequest, UrlTooLong, HeadersTooLarge: it is refused. Where the next begins is not known.
         """
+        if num_missing := self._body_length - self._body.tell() if self._chunks is None else 0:
+            self._body.write(data[:num_missing])
+            data = data[num_missing:]
         self._received += data
         if self.head is None and not self._find_head():
             return False
         if self._chunks is None:
-            return len(self._received) >= self._num_body_bytes
+            return self._body.tell() == self._body_length
         if not self._chunks.has_ended:
             del self._received[: self._chunks.feed(self._received)]
-            self._is_too_long = len(self._chunks.body) > self._max_body_bytes
+            self._is_too_long = self._body.tell() > self._max_body_bytes
         return self._chunks.has_ended
 
     def take(self) -> Request:
@@ -148,25 +153,24 @@ class RequestParser:
         head = self.head
         assert head is not None
         if self._chunks is not None:
-            head.fields["CONTENT_LENGTH"] = str(len(self._chunks.body))
-            body = bytearray() if self._is_too_long else self._chunks.body
-        elif len(self._received) == self._num_body_bytes:
-            body, self._received = self._received, bytearray()  # to copy a MB takes 0.5 ms, most of it page faults
-        else:
-            body = self._received[: self._num_body_bytes]
-            del self._received[: self._num_body_bytes]
-        self.head = self._chunks = None
-        self._searched = 0
+            head.fields["CONTENT_LENGTH"] = str(self._body.tell())
+        body = b"" if self._is_too_long else self._body.getvalue()
+        self._forget_request()
         return Request(head, body, head.keeps_connection and not self._is_too_long)
 
     def take_refused(self) -> Request:
         """The request whose head has arrived, without its body. Nothing may follow one that is not complete."""
         if self.advance():
-            return self.take()._replace(body=bytearray())
+            return self.take()._replace(body=b"")
         assert self.head is not None
-        request = Request(self.head, bytearray(), keeps_connection=False)
+        request = Request(self.head, b"", keeps_connection=False)
         self.clear()
         return request
+
+    def _forget_request(self) -> None:
+        self.head = self._chunks = None
+        self._searched = 0
+        self._body, self._body_length = io.BytesIO(), 0
 
     def _find_head(self) -> bool:
         end = self._received.find(_END, max(0, self._searched - len(_END)))
@@ -179,9 +183,13 @@ class RequestParser:
         self.head = parse_head(bytes(self._received[: end + len(_END)]).removeprefix(b"\r\n"))
         del self._received[: end + len(_END)]
         length = self.head.content_length
-        self._chunks = _ChunkedBody(self._max_body_bytes) if length is None else None
         self._is_too_long = length is not None and length > self._max_body_bytes
-        self._num_body_bytes = 0 if length is None or self._is_too_long else length
+        if length is None:
+            self._chunks = _ChunkedBody(self._body, self._max_body_bytes)
+        elif not self._is_too_long:
+            self._body_length = length
+            self._body.write(self._received[:length])
+            del self._received[:length]
         return True
 
 
@@ -267,17 +275,17 @@ def _connection_options(value: str) -> frozenset[str]:
 
 
 class _ChunkedBody:
-    """A body in chunks (RFC 9112, § 7.1), decoded as it arrives. Extensions and trailers are dropped.
+    """A body in chunks (RFC 9112, § 7.1), decoded as it arrives. Extensions and trailers are dropped."""
 
-    Attributes:
-        body: what is decoded. If it is too long, by less than a piece.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.body = bytearray()
+    def __init__(self, body: io.BytesIO, max_bytes: int) -> None:
+        """
+        Args:
+            body: gets what is decoded. If it is too long, then by less than a piece.
+        """
+        self._body = body
         self._max_bytes = max_bytes
         self._ends: list[bool] = []  # True once the body is complete
-        callbacks = SimpleNamespace(on_body=self.body.extend, on_message_complete=partial(self._ends.append, True))
+        callbacks = SimpleNamespace(on_body=body.write, on_message_complete=partial(self._ends.append, True))
         self._parser = httptools.HttpRequestParser(callbacks)
         self._parser.set_dangerous_leniencies(lenient_chunked_length=True)  # a trailer of that name means nothing
         self._parser.feed_data(_CHUNKED_HEAD)
@@ -287,7 +295,7 @@ class _ChunkedBody:
     @property
     def has_ended(self) -> bool:
         """Whether the body is complete or too long."""
-        return bool(self._ends) or len(self.body) > self._max_bytes
+        return bool(self._ends) or self._body.tell() > self._max_bytes
 
     def feed(self, data: bytearray) -> int:
         """Decode what has arrived up to the end of the body. Returns how many bytes were used.
@@ -306,8 +314,8 @@ class _ChunkedBody:
                 raise MalformedRequest(_MALFORMED_CHUNKS) from None
             self._num_parsed += stop - start
             start = stop
-            max_lines_bytes = MIN_CHUNK_LINES_BYTES + CHUNK_LINES_PER_BYTE * len(self.body)
-            if self._num_parsed - len(self.body) > min(max_lines_bytes, self._max_bytes + MAX_CHUNK_LINES_BYTES):
+            max_lines_bytes = MIN_CHUNK_LINES_BYTES + CHUNK_LINES_PER_BYTE * self._body.tell()
+            if self._num_parsed - self._body.tell() > min(max_lines_bytes, self._max_bytes + MAX_CHUNK_LINES_BYTES):
                 raise MalformedRequest(_LONG_CHUNK_LINES)
         self._last = bytes(pieces[-3:])
         return start - num_last

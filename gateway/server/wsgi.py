@@ -38,7 +38,7 @@ def make_environ(request: Request, scheme: str, sock: object, client: Any, serve
         **head.fields,
         "gunicorn.socket": sock,
         "wsgi.errors": sys.stderr,
-        "wsgi.input": io.BytesIO(bytes(request.body)),  # of bytes, which reading does not copy again
+        "wsgi.input": io.BytesIO(request.body),  # which reading does not copy
         "wsgi.input_terminated": True,
         "wsgi.multiprocess": False,
         "wsgi.multithread": True,

@@ -61,9 +61,8 @@ class Peers:
         request = self.connection.take_request(now)
         self.connection.response.sendall(response)
         keeps_connection &= request.keeps_connection
-        return bytes(request.body), admitted(
-            self.connection, self.connection.finish_response(now, keeps_connection=keeps_connection)
-        )
+        step = self.connection.finish_response(now, keeps_connection=keeps_connection)
+        return request.body, admitted(self.connection, step)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_a_request_is_read_however_it_arrives() -> None:
         "HTTP_COOKIE": "a,b",
         "HTTP_EMPTY": "",
     }
-    assert (bytes(request.body), request.head.content_length, request.keeps_connection) == (b"{}", 2, True)
+    assert (request.body, request.head.content_length, request.keeps_connection) == (b"{}", 2, True)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_client_that_asks_for_another_protocol_is_read_as_if_it_had_not(framin
     body = b"hello" if framing != CHUNKED else b"5\r\nhello\r\n0\r\n\r\n"
     requests, refusal = read([head(*fields, framing) + body + head(line=b"GET /next HTTP/1.1")])
     assert refusal is None
-    assert [(request.head.path, bytes(request.body)) for request in requests] == [("/a", b"hello"), ("/next", b"")]
+    assert [(request.head.path, request.body) for request in requests] == [("/a", b"hello"), ("/next", b"")]
     assert requests[0].head.fields["CONTENT_LENGTH"] == "5"
 
 
@@ -235,7 +235,7 @@ def test_a_body_in_chunks_is_as_one_with_a_length(data: bytes, body: bytes) -> N
     for size in (1, 2, 7, 10_000):
         requests, refusal = read(in_pieces(first + second, size))
         assert refusal is None
-        assert [(request.head.path, bytes(request.body)) for request in requests] == [("/a", body), ("/next", b"")]
+        assert [(request.head.path, request.body) for request in requests] == [("/a", body), ("/next", b"")]
         assert requests[0].head.fields == {"HTTP_HOST": "h", "CONTENT_LENGTH": str(len(body))}
 
 
@@ -266,7 +266,7 @@ def test_chunks_are_too_long_when_their_sum_is_and_no_more_is_held() -> None:
         assert not parser.advance(b"64\r\n" + b"x" * 100 + b"\r\n")
     assert parser.advance(b"7FFFFFFFFFFFFFFF\r\n" + b"x" * 100_000)
     request = parser.take()
-    assert (bytes(request.body), request.keeps_connection) == (b"", False)
+    assert (request.body, request.keeps_connection) == (b"", False)
     assert MAX_BYTES < int(request.head.fields["CONTENT_LENGTH"]) < MAX_BYTES + 5000
 
 
@@ -336,7 +336,7 @@ def test_a_stream_is_split_where_an_independent_parser_splits_it_or_refused(stre
     again, refused_again = read([*pieces, rest])
     assert again == requests
     assert (refused_again and refused_again.code) == (refusal and refusal.code)
-    found = [(request.head.method, request.head.target, bytes(request.body)) for request in requests]
+    found = [(request.head.method, request.head.target, request.body) for request in requests]
     expected = read_by_gunicorn(stream)
     assert found == expected[: len(found)]
     if refusal is None and all(request.keeps_connection for request in requests):

@@ -21,10 +21,8 @@ CONFIG = Config()
 for setting, value in {"forwarded_allow_ips": "", "forwarder_headers": "", "secure_scheme_headers": {}}.items():
     CONFIG.set(setting, value)
 # What is not compared: objects, what differs with the worker class, and what no app here reads.
-LEFT_OUT = {
-    *("wsgi.errors", "wsgi.input", "wsgi.early_hints", "wsgi.file_wrapper"),
-    *("wsgi.multithread", "SERVER_SOFTWARE"),
-}
+LEFT_OUT = {f"wsgi.{name}" for name in ("errors", "input", "early_hints", "file_wrapper", "multithread")}
+LEFT_OUT.add("SERVER_SOFTWARE")
 
 
 def parse(data: bytes) -> Request:
