@@ -6,7 +6,7 @@ render the same error in its own shape.
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 def draw_retry_after_s(minimum: int = 1) -> int:
     """Seconds for a `Retry-After` header: random, so that clients that were refused together do not return together."""
-    return minimum + secrets.randbelow(3)
+    return minimum + random.randrange(3)
 
 
 class StartError(Exception):

@@ -19,7 +19,8 @@ class PollPoller(dict[int, int]):
     register = modify = dict.__setitem__
     unregister = dict.__delitem__
 
-    def poll(self, timeout_s: float = MAX_POLL_S) -> list[tuple[int, int]]:
+    def poll(self, timeout_s: float = MAX_POLL_S, _max_events: int = -1) -> list[tuple[int, int]]:
+        """All events: in the order of poll(2), the first few might be those of the same descriptors each time."""
         poll = select.poll()
         for fd, events in self.copy().items():
             if events:

@@ -69,7 +69,6 @@ def divide_descriptors(max_connections: int, max_threads: int, timeout_s: float)
     work[Work.READS] = WorkQueue(MAX_READING, timeout_s, of_class)
     work[Work.JOBS] = WorkQueue(MAX_SMALL, min(STORE_WAIT_S, timeout_s), of_class)
     work[Work.COMPLETIONS] = WorkQueue(max_answering, MAX_READY_WAIT_S, of_completions)
-    work[Work.REFUSED] = WorkQueue(1, timeout_s, of_class)
     work[Work.HEALTH] = WorkQueue(MAX_CHECKING, timeout_s, MAX_UNCOUNTED_BYTES * max_connections)
     work[Work.PIPELINED] = WorkQueue(MAX_PIPELINING, float("inf"), of_class)
     return max_connections, work

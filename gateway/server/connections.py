@@ -265,7 +265,7 @@ class Connection:
     def _advance_lingering(self) -> Step:
         try:
             while self._num_discarded < LINGER_BYTES:
-                data = self._sock.recv(4096)  # encrypted with TLS
+                data = self._sock.recv(LINGER_BYTES - self._num_discarded)  # encrypted with TLS
                 if not data:
                     return Step.CLOSE
                 self._num_discarded += len(data)

@@ -40,6 +40,8 @@ log = structlog.get_logger()
 
 # The longest time until the leader looks again at requests that wait.
 POLL_S = 0.25
+# Sockets that it acts on at a time. What it refuses of them is answered before it looks at the others.
+MAX_EVENTS = 16
 # How long a stopping server keeps idle connections: a client may be sending a request on one.
 IDLE_LINGER_S = 1.0
 # Where a descriptor lacked, and a new client was refused for it, no connection is closed before it is this old: its
@@ -82,6 +84,7 @@ class HttpServer:
         self._num_following = 0  # threads that wait to lead
         self._num_threads = 0
         self._connections: dict[int, Connection] = {}
+        self._refused: list[Connection] = []  # by the heads of their requests: the thread that leads answers them
         self._num_buffered = 0  # bytes, as `MAX_BUFFERED_BYTES` bounds them
         self._num_evicted = 0
         self._poller = Poller()
@@ -216,8 +219,8 @@ class HttpServer:
             os._exit(1)
 
     def _lead(self) -> _Taken:
-        """Act on the events of all sockets, until a request has a thread: this one. Meanwhile answer what is refused,
-        one after the other: to hand it to another thread would take as long as to answer it."""
+        """Act on the events of all sockets, until a request has a thread: this one. Meanwhile answer what is refused:
+        to hand it to another thread would take as long as to answer it."""
         with self._lock:
             self._num_following -= 1
         events: list[tuple[int, int]] = []
@@ -234,10 +237,11 @@ class HttpServer:
                         return taken
                     self._send_error(taken[0], taken[1], Overloaded("No thread can be started now. Try again shortly."))
                     self._finish(taken[0], taken[2], keeps_connection=False)
-                refused = self._take_from(Work.REFUSED, now)
-            if refused is not None:
-                self._answer(*refused)
-            events = self._poller.poll(POLL_S if refused is None else 0.0)
+                refused = [self._begin(connection, now) for connection in self._refused]
+                self._refused.clear()
+            for each in refused:
+                self._answer(*each)
+            events = self._poller.poll(POLL_S, MAX_EVENTS)
 
     def _start_thread(self) -> bool:
         """Start a thread that follows. Returns whether it could be started."""
@@ -253,18 +257,14 @@ class HttpServer:
     def _take_request(self, now: float) -> _Taken | None:
         """A complete request that may be answered now."""
         for work, queue in self._work.items():
-            if not queue.waiting or work is Work.REFUSED:
+            if not queue.waiting or (work is Work.PIPELINED and self._work[Work.COMPLETIONS].waiting):
                 continue
-            if work is Work.PIPELINED and self._work[Work.COMPLETIONS].waiting:
-                continue
-            if (taken := self._take_from(work, now)) is not None:
-                return taken
+            if (connection := queue.take()) is not None:
+                return self._begin(connection, now)
         return None
 
-    def _take_from(self, work: Work, now: float) -> _Taken | None:
-        """The next request of a class, if it may be answered now."""
-        if (connection := self._work[work].take()) is None:
-            return None
+    def _begin(self, connection: Connection, now: float) -> _Taken:
+        """Take a request out of its connection, to answer it."""
         assert connection.arrival is not None
         taken = connection, connection.take_request(now), connection.arrival
         self._count_buffered(connection)
@@ -345,12 +345,15 @@ class HttpServer:
                 pass
 
     def _enqueue(self, connection: Connection, arrival: Arrival, now: float) -> None:
-        """A request that is complete, or is refused by its head, waits for a thread of its class."""
+        """A request that is complete waits for a thread of its class; one that is refused by its head, for this one."""
         if connection.is_pipelining:
             arrival = arrival._replace(work=Work.PIPELINED)
-        work, connection.arrival = arrival.work, arrival
+        connection.arrival = arrival
         connection.wait_for_thread(now)
-        for refused in self._work[work].append(connection, arrival.owner):
+        if arrival.work is Work.REFUSED:
+            self._refused.append(connection)
+            return
+        for refused in self._work[arrival.work].append(connection, arrival.owner):
             self._refuse_waiting(refused, "Too many bytes of requests wait for a thread.", now)
 
     def _refuse_waiting(self, connection: Connection, reason: str, now: float) -> None:
@@ -400,9 +403,9 @@ class HttpServer:
         self._end(connection, now, keeps_connection=False)
 
     def _finish(self, connection: Connection, arrival: Arrival, *, keeps_connection: bool) -> None:
-        """A request that had a thread is answered."""
-        queue = self._work[arrival.work]
-        queue.finish()
+        """A request is answered."""
+        if (queue := self._work.get(arrival.work)) is not None:
+            queue.finish()
         self._end(connection, time.monotonic(), keeps_connection=keeps_connection, queue=queue, owner=arrival.owner)
 
     def _end(

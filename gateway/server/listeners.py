@@ -12,7 +12,8 @@ from typing import Any
 
 from shared.sockets import PollPoller
 
-_ACCEPTS_AT_ONCE = 64
+# Before what has arrived on other connections is read.
+_ACCEPTS_AT_ONCE = 8
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 

@@ -186,9 +186,8 @@ def test_what_is_refused_by_its_head_gets_no_thread_and_no_body(
     client.sendall(request_)
     server._advance(connection, ACCEPTED_AT)
     assert server._take_request(ACCEPTED_AT) is None
-    taken = server._take_from(Work.REFUSED, ACCEPTED_AT)
-    assert taken is not None
-    assert (bytes(taken[1].body), taken[2].refusal) == (b"", refusal)
+    taken = server._begin(server._refused[0], ACCEPTED_AT)
+    assert (taken[1].body, taken[2].refusal) == (b"", refusal)
     server._app.may_answer.release()  # type: ignore[attr-defined]
     server._answer(*taken)
     assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
