@@ -77,11 +77,16 @@ class ResponseReader:
 
 def request_bytes(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
     """A request with a `Host`, and a `Content-Length` where it has a body."""
+    return request_head(method, path, body, headers) + body
+
+
+def request_head(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    """A request without its body, of which many need no copy then."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if body:
         lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 def completion_request(
@@ -110,13 +115,14 @@ class Connection:
             self._socket.close()
             self._socket = None
 
-    def exchange(self, request: bytes) -> Answer:
-        """Send a request and read its response; never raises for what the server does."""
+    def exchange(self, *parts: bytes) -> Answer:
+        """Send a request, as one or in parts, and read its response; never raises for what the server does."""
         started_at = time.monotonic()
         reader = ResponseReader()
         try:
             connection = self._open()
-            connection.sendall(request)
+            for number, part in enumerate(parts, 1):
+                connection.sendall(part, socket.MSG_MORE if number < len(parts) else 0)
             while not reader.is_complete:
                 data = connection.recv(65536)
                 if not data:
@@ -141,10 +147,10 @@ class Connection:
         return self._socket
 
 
-def exchange(port: int, request: bytes) -> Answer:
+def exchange(port: int, *parts: bytes) -> Answer:
     """One request on a connection of its own."""
     with Connection(port) as connection:
-        return connection.exchange(request)
+        return connection.exchange(*parts)
 
 
 def find_fault(answer: Answer) -> str:

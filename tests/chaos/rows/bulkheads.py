@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from shared.api_keys import new_key
-from tests.chaos.http_client import Answer, exchange, request_bytes
+from tests.chaos.http_client import Answer, exchange, request_bytes, request_head
 from tests.chaos.load import Load, count_failures, milliseconds, short_completion
 from tests.chaos.measure import Context, Findings
 from tests.chaos.rows.workers import pids
@@ -26,12 +26,11 @@ from tests.e2e.harness import Tercet, until
 NUM_OTHERS = 2  # clients of the other key
 MIB_TEXT = "The old man looked at the sea, and said nothing. " * 21_000
 JOB = {"context": "The old man looked at the sea and", "length": 4, "n": 1}
-PROMPT = {"prompt": "The old man"}
 LATE = re.compile(rb"deadline|No completion was ready in time")
 # The other key's answers in each calm, and beside each burst and pair. What is calm changes from minute to minute, so a
 # calm precedes each, once the jobs of earlier bursts have ended; the p99 beside a burst is compared with that of all
 # answers in a calm.
-NUM_CALM, NUM_COMPARED = 20, 200
+NUM_CALM, NUM_COMPARED = 20, 400
 # How long the jobs of a burst may take.
 JOBS_END_S = 120
 # A burst is sent until there are as many answers, at most once in this time. Without a pause it would be a flood, of
@@ -49,16 +48,12 @@ class Burst:
     num_requests: int
     other: tuple[str, str, bytes] | None = None
 
-    def requests(self, headers: dict[str, str], amount: int) -> list[bytes]:
-        paths = [self.path.replace("{}", f"{number:024}") for number in range(amount)]  # as long as a job's id
-        return [request_bytes(self.method, path, self.body, headers) for path in paths]
-
 
 def _json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-TOKENIZE = ("POST", "/tokenize", _json(PROMPT))
+TOKENIZE = ("POST", "/tokenize", _json({"prompt": "The old man"}))
 MAX_LENGTH = {"inputs": MIB_TEXT, "parameters": {"max_length": 20, "truncate": 8}}
 BURSTS = {
     "/tokenize, 1 MB": Burst("POST", "/tokenize", _json({"inputs": MIB_TEXT}), 60, TOKENIZE),
@@ -80,10 +75,14 @@ BURSTS = {
 
 
 def send_burst(port: int, name: str, headers: dict[str, str], amount: int) -> list[Answer]:
-    """All requests of a burst at once, each on a connection of its own; of their bodies, which may have 17 MB, the
+    """All requests of a burst at once, each on a connection of its own; of their answers, which may have 17 MB, the
     beginning. Runs in a process of its own."""
+    burst = BURSTS[name]
+    paths = [burst.path.replace("{}", f"{number:024}") for number in range(amount)]  # as long as a job's id
+    heads = [request_head(burst.method, path, burst.body, headers) for path in paths]
+    bodies = [burst.body] if burst.body else []  # one for all: to make a megabyte anew takes as long as to refuse it
     with ThreadPoolExecutor(amount) as pool:
-        answers = list(pool.map(partial(exchange, port), BURSTS[name].requests(headers, amount)))
+        answers = list(pool.map(lambda head: exchange(port, head, *bodies), heads))
     return [answer._replace(body=answer.body[:500]) for answer in answers]
 
 
@@ -142,8 +141,7 @@ class _Row:
         self._processes.shutdown()
 
     def _load(self) -> Load:
-        make_request = partial(short_completion, headers=self._keys["other"])
-        return Load(self._tercet.port, NUM_OTHERS, make_request=make_request)
+        return Load(self._tercet.port, NUM_OTHERS, make_request=partial(short_completion, headers=self._keys["other"]))
 
     def measure(
         self,
@@ -208,8 +206,7 @@ class _Row:
         """The other key's requests at the route of the burst, one after another."""
         if burst.other is None:
             return []
-        method, path, body = burst.other
-        request = request_bytes(method, path, body, self._keys["other"])
+        request = request_bytes(*burst.other, self._keys["other"])
         answers: list[Answer] = []
         while not over.is_set() or not answers:
             answers.append(exchange(self._tercet.port, request))
