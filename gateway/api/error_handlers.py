@@ -7,7 +7,6 @@ traceback, and the response says nothing about it but the request id.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import falcon
@@ -57,10 +56,8 @@ def add_error_handlers(
         resp.data = error_format.body(error, req.context.id)
         resp.set_headers(error.headers)
 
-    count_refusal = cache(metrics.refused_requests.labels)
-
     def render_refusal(req: falcon.Request, resp: falcon.Response, error: TercetError, params: object) -> None:
-        count_refusal(error.code).inc()
+        metrics.refused_requests.labels(reason=error.code).inc()
         req.context.is_refused = True
         render(req, resp, error, params)
 

@@ -237,11 +237,12 @@ class HttpServer:
                         return taken
                     self._send_error(taken[0], taken[1], Overloaded("No thread can be started now. Try again shortly."))
                     self._finish(taken[0], taken[2], keeps_connection=False)
-                refused = [self._begin(connection, now) for connection in self._refused]
+                refused = [self._begin(each, now) for each in self._refused if each.phase is Phase.READY]
                 self._refused.clear()
-            for each in refused:
-                self._answer(*each)
-            events = self._poller.poll(POLL_S, MAX_EVENTS)
+            for taken in refused:
+                self._answer(*taken)
+            # A request behind one that was refused may wait in a queue now.
+            events = self._poller.poll(0.0 if refused else POLL_S, MAX_EVENTS)
 
     def _start_thread(self) -> bool:
         """Start a thread that follows. Returns whether it could be started."""
@@ -345,7 +346,7 @@ class HttpServer:
                 pass
 
     def _enqueue(self, connection: Connection, arrival: Arrival, now: float) -> None:
-        """A request that is complete waits for a thread of its class; one that is refused by its head, for this one."""
+        """A request that is complete waits for a thread of its class; one that is refused, for the one that leads."""
         if connection.is_pipelining:
             arrival = arrival._replace(work=Work.PIPELINED)
         connection.arrival = arrival

@@ -135,7 +135,7 @@ class RequestParser:
         Raises:
             MalformedRequest, UrlTooLong, HeadersTooLarge: it is refused. Where the next begins is not known.
         """
-        if num_missing := self._body_length - self._body.tell() if self._chunks is None else 0:
+        if (num_missing := self._body_length - self._body.tell()) > 0:
             self._body.write(data[:num_missing])
             data = data[num_missing:]
         self._received += data

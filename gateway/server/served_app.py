@@ -16,7 +16,7 @@ ARRIVAL = "tercet.arrival"
 
 class Work(enum.Enum):
     """Classes of requests, by what they need; each has threads and a queue of its own. `PIPELINED`: it was sent before
-    the response to the last one was complete. `REFUSED`: by its head; it waits in no queue."""
+    the response to the last one was complete. `REFUSED`: by its head; the thread that leads answers it."""
 
     COMPLETIONS = enum.auto()
     TOKENIZING = enum.auto()

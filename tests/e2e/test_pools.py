@@ -118,15 +118,13 @@ def test_unequal_slots_share_load_by_their_speed(short_tmp_path: Path) -> None:
     ):
         for number in range(12):  # each a document of its own, which has no slot yet
             body = {"context": f"{number}. The old man", "length": 256, "n": 1, "temperature": 0, "stream": True}
-            answer = streams.enter_context(tercet.client.stream("POST", "/autocomplete", json=body))
-            assert answer.status_code == 200
+            assert streams.enter_context(tercet.client.stream("POST", "/autocomplete", json=body)).status_code == 200
         page = tercet.ready()
         assert page is not None
         fast_ms, slow_ms = (slot["ms_per_token"] for slot in page["slots"])
         assert slow_ms > 1.5 * fast_ms
         until(lambda: sum(slot["in_flight"] for slot in tercet.slots()) == 12, 5, "all requests in flight")
-        fast = tercet.slots()[0]["in_flight"]
-        assert fast == pytest.approx(12 * slow_ms / (fast_ms + slow_ms), abs=1)
+        assert tercet.slots()[0]["in_flight"] == pytest.approx(12 * slow_ms / (fast_ms + slow_ms), abs=1)
 
 
 def test_ttin_and_ttou_beyond_the_plan_are_refused(tercet: Tercet) -> None:

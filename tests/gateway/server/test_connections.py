@@ -60,8 +60,7 @@ class Peers:
         """What a thread does with a complete request. Returns its body, and the step after the response."""
         request = self.connection.take_request(now)
         self.connection.response.sendall(response)
-        keeps_connection &= request.keeps_connection
-        step = self.connection.finish_response(now, keeps_connection=keeps_connection)
+        step = self.connection.finish_response(now, keeps_connection=keeps_connection & request.keeps_connection)
         return request.body, admitted(self.connection, step)
 
 

@@ -177,20 +177,23 @@ def test_a_request_that_the_server_fails_on_ends_with_its_connection(
     assert not server.has_connections
 
 
-@pytest.mark.parametrize("request_", [post(b"abc"), CHUNKED + b"3\r\n"])
-def test_what_is_refused_by_its_head_gets_no_thread_and_no_body(
-    server: HttpServer, connection: Connection, client: socket.socket, monkeypatch: pytest.MonkeyPatch, request_: bytes
+@pytest.mark.parametrize("sent", [post(b"abc") + GET, CHUNKED + b"3\r\n"])
+def test_what_is_refused_by_its_head_gets_no_thread_and_no_body_and_what_is_behind_it_does_not_wait(
+    server: HttpServer, connection: Connection, client: socket.socket, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    refusal = QuotaExceeded("Too many.", retry_after_s=1)
+    num, refusal = sent.count(b"HTTP/1.1"), QuotaExceeded("Too many.", retry_after_s=1)
     monkeypatch.setattr(server._app, "admit", lambda *_: Arrival(Work.REFUSED, "", refusal=refusal))
-    client.sendall(request_)
+    monkeypatch.setattr("gateway.server.http_server.POLL_S", 60.0)
+    monkeypatch.setattr(server, "_answer", answer := Mock(wraps=server._answer))
+    client.sendall(sent)
     server._advance(connection, ACCEPTED_AT)
     assert server._take_request(ACCEPTED_AT) is None
-    taken = server._begin(server._refused[0], ACCEPTED_AT)
-    assert (taken[1].body, taken[2].refusal) == (b"", refusal)
-    server._app.may_answer.release()  # type: ignore[attr-defined]
-    server._answer(*taken)
-    assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    server._app.may_answer.release(num)  # type: ignore[attr-defined]
+    server.start()
+    answers = b""
+    while answers.count(b"HTTP/1.1 200 ") < num:
+        answers += client.recv(1 << 16)
+    assert [(call.args[1].body, call.args[2].refusal) for call in answer.call_args_list] == [(b"", refusal)] * num
 
 
 def test_without_a_descriptor_a_client_is_refused_with_the_spare_one_and_another_evicted(
