@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import falcon
 import structlog
@@ -42,11 +41,12 @@ from gateway.pool.watcher import PoolWatcher
 from gateway.routes import HEALTH_PATHS, Route, make_routes
 from gateway.server.request_parser import RequestHead
 from gateway.server.served_app import Arrival, ServedApp
+from gateway.server.wsgi import decode_path
 from shared.api_keys import KeyFile
 from shared.cancellation import HangupWatcher
 from shared.errors import TercetError
 from shared.plan import Plan, read_plan
-from shared.settings import LimitSettings, Settings
+from shared.settings import Settings
 from shared.telemetry import configure_structlog
 from shared.tracing import Tracing, start_tracing
 
@@ -68,6 +68,7 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     """The WSGI app, and what its server needs of the parts behind it.
 
     Attributes:
+        entrance: judges requests by their heads; set once it is made, as `routes`.
         routes: by URI template.
         draining: readiness is off, because the process stops and none takes its place.
     """
@@ -79,17 +80,15 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         metrics: Metrics,
         jobs: JobExecutor | None,
         tokenizer: PoolTokenizer,
-        key_file: KeyFile | None,
-        limits: LimitSettings,
         prefix: str,
     ) -> None:
         """
         Args:
-            key_file, limits: as of `Entrance`.
             prefix: the path of the public URL, which a proxy may leave in the path of a request.
         """
         self.router = CompiledRouter()
         super().__init__(router=self.router, request_type=Request)
+        self.entrance: Entrance
         self.routes: dict[str, Route] = {}
         self.draining = threading.Event()
         self._admission = admission
@@ -98,7 +97,6 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         self._jobs = jobs
         self._tokenizer = tokenizer
         self._prefix = prefix
-        self.entrance = Entrance(self.find_route, key_file, limits, fanout.check)
 
     def __call__(self, env: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         asked = env["PATH_INFO"]
@@ -108,9 +106,14 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         return super().__call__(env, start_response)
 
     def admit(self, head: RequestHead, client: object) -> Arrival:
-        path = unquote_to_bytes(head.path).decode("latin-1") if "%" in head.path else head.path
         address = client[0] if isinstance(client, tuple) else ""
-        return self.entrance.admit(head.method, self._served(path), head.fields, address)
+        return self.entrance.admit(
+            head.method, self._served(decode_path(head.path)), head.version, head.fields, address
+        )
+
+    def refuse(self, head: RequestHead, refusal: TercetError, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = self._served(decode_path(head.path))
+        return self.entrance.refuse(head, path, self.find_resource(path), refusal, start_response)
 
     def charge(self, arrival: Arrival, num_bytes: int) -> None:
         self.entrance.charge(arrival, num_bytes)
@@ -143,12 +146,6 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
     def watch_server(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
         self._metrics.watch_server(gauges)
 
-    def count_refused_connection(self, code: str) -> None:
-        self._metrics.refused_requests.labels(reason=code).inc()
-
-    def count_unparsed_request(self, status: int) -> None:
-        self._metrics.requests.labels(route="(none)", status=str(status)).inc()
-
     def begin_stop(self, *, is_replaced: bool) -> None:
         if not is_replaced:
             self.draining.set()
@@ -173,10 +170,10 @@ class GatewayApp(falcon.App[falcon.Request, falcon.Response], ServedApp):
         found = self.router.find(path)
         return None if found is None else self.routes.get(found[3] or "")
 
-    def find_resource(self, req: falcon.Request) -> object:
-        """The resource that a request is routed to, or None. Unknown paths of OpenAI's API are as its completions."""
-        route = self.router.find(req.path, req)
-        if route is None and req.path.startswith(openai.PREFIX):
+    def find_resource(self, path: str) -> object:
+        """The resource that a path is routed to, or None. Unknown paths of OpenAI's API are as its completions."""
+        route = self.router.find(path)
+        if route is None and path.startswith(openai.PREFIX):
             route = self.router.find("/v1/completions")
         return None if route is None else route[0]
 
@@ -215,12 +212,13 @@ def create_app(
     prediction = PredictionSettings(settings.model.predict_temperature, settings.model.min_usefulness)
     autocompletion = Autocompletion(starter, settings.model.similarity, prediction, settings.model.min_familiarity)
 
-    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, key_file, limits, settings.public_path)
+    request_log, traces = RequestLog(metrics), None if tracing is None else Traces(tracing)
+    origins, body_limits = Origins(settings, HEALTH_PATHS), BodyLimits(limits.max_body_bytes)
+    app = GatewayApp(admission, fanout, metrics, jobs, tokenizer, settings.public_path)
+    app.entrance = Entrance(app.find_route, origins, key_file, limits, fanout.check, metrics, request_log, traces)
     # The request log comes first: it sets the request id that error responses carry. Origins come before keys and body
     # limits: a page of a listed origin can then read why its request was refused.
-    traces = [] if tracing is None else [Traces(tracing)]
-    origins, body_limits = Origins(settings, HEALTH_PATHS), BodyLimits(limits.max_body_bytes)
-    app.add_middleware([*traces, RequestLog(metrics), origins, app.entrance, body_limits])
+    app.add_middleware([*([] if traces is None else [traces]), request_log, origins, app.entrance, body_limits])
     add_error_handlers(app, app.find_resource, app.find_near, metrics, access.public_url)
     app.routes = make_routes(
         settings, admission, metrics, starter, autocompletion, tokenizer, jobs, app.draining.is_set

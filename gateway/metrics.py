@@ -17,6 +17,8 @@ from shared.version import tercet_version
 # About two buckets per octave from 5 ms: whether a suggestion is used is decided between 50 ms and 1 s.
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 
+NO_ROUTE = "(none)"  # the label of what was refused before it was routed
+
 # Prometheus' own text format has no times of creation: they would be series that nobody reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

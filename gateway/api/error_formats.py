@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import falcon
+
 from shared.errors import PROBLEM_JSON, Problem, TercetError
 
 
@@ -58,3 +60,10 @@ def error_format_of(resource: object, method: str) -> ErrorFormat:
     default: ErrorFormat = getattr(resource, "error_format", PROBLEM_DETAILS)
     formats: Mapping[str, ErrorFormat] = getattr(resource, "error_formats", {})
     return formats.get(method, default)
+
+
+def render_error(error: TercetError, error_format: ErrorFormat, request_id: str) -> tuple[str, dict[str, str], bytes]:
+    """Status line, headers and body of the response."""
+    status = falcon.code_to_http_status(error_format.status(error))
+    body = error_format.body(error, request_id)
+    return status, {"Content-Type": error_format.content_type, **error.headers}, body

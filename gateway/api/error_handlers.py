@@ -12,9 +12,9 @@ from typing import Any
 import falcon
 import structlog
 
-from gateway.api.error_formats import error_format_of
+from gateway.api.error_formats import error_format_of, render_error
 from gateway.api.openai import error_format as openai
-from gateway.metrics import Metrics
+from gateway.metrics import NO_ROUTE, Metrics
 from shared.errors import (
     MalformedRequest,
     MethodNotAllowed,
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 def add_error_handlers(
     app: falcon.App[Any, Any],
-    find_resource: Callable[[falcon.Request], object],
+    find_resource: Callable[[str], object],
     find_near: Callable[[str], str | None],
     metrics: Metrics,
     public_url: str | None,
@@ -43,18 +43,16 @@ def add_error_handlers(
     """Render every exception of this app's routes and middleware here. Falcon picks the most specific handler.
 
     Args:
-        find_resource: the resource that a request is routed to, or None.
+        find_resource: the resource that a path is routed to, or None.
         find_near: methods and path of the route that was probably meant by a path, or None.
         public_url: where clients reach this server; None: at the request's host.
     """
 
     def render(req: falcon.Request, resp: falcon.Response, error: TercetError, _params: object) -> None:
         # Found anew: an exception of the middleware comes before Falcon has looked for the resource.
-        error_format = req.context.error_format or error_format_of(find_resource(req), req.method)
-        resp.status = falcon.code_to_http_status(error_format.status(error))
-        resp.content_type = error_format.content_type
-        resp.data = error_format.body(error, req.context.id)
-        resp.set_headers(error.headers)
+        error_format = req.context.error_format or error_format_of(find_resource(req.path), req.method)
+        resp.status, headers, resp.data = render_error(error, error_format, req.context.id)
+        resp.set_headers(headers)
 
     def render_refusal(req: falcon.Request, resp: falcon.Response, error: TercetError, params: object) -> None:
         metrics.refused_requests.labels(reason=error.code).inc()
@@ -72,7 +70,7 @@ def add_error_handlers(
             "unhandled_exception",
             request_id=req.context.id,
             method=req.context.method,
-            route=req.uri_template or "(none)",
+            route=req.uri_template or NO_ROUTE,
             exc_info=error,
         )
         render(req, resp, internal_error(req.context.id), params)

@@ -21,7 +21,7 @@ from typing import Any
 import falcon
 import structlog
 
-from gateway.metrics import Metrics
+from gateway.metrics import NO_ROUTE, Metrics
 from shared.api_keys import KEY_PREFIX
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -34,9 +34,8 @@ class Request(falcon.Request):
     def __init__(self, env: dict[str, Any], options: falcon.RequestOptions | None = None) -> None:
         super().__init__(env, options)
         self.context.start = time.monotonic()
-        self.context.id = _request_id(self.get_header("X-Request-Id"))
-        # A client may send any word as its method, even a key.
-        self.context.method = self.method if self.method in falcon.HTTP_METHODS else "(other)"
+        self.context.id = request_id(self.get_header("X-Request-Id"))
+        self.context.method = shown_method(self.method)
         self.context.owner = ""
         self.context.key = None
         self.context.is_refused = False
@@ -61,37 +60,45 @@ class RequestLog:
             # The headers leave before the body is complete, so the total would be wrong in `Server-Timing`.
             resp.stream = ObservedStream(resp.stream, partial(self._record, req, resp))
             return
-        timing = {**req.context.timing, "total": (time.monotonic() - req.context.start) * 1e3}
-        resp.set_header("Server-Timing", ", ".join(f"{name};dur={ms:.2f}" for name, ms in timing.items()))
+        resp.set_header("Server-Timing", timing(time.monotonic() - req.context.start, **req.context.timing))
         self._record(req, resp)
 
     def _record(self, req: falcon.Request, resp: falcon.Response) -> None:
-        seconds = time.monotonic() - req.context.start
-        # The template, not the path: a label value per unknown path would grow the metrics without bound.
-        route = req.uri_template or "(none)"
-        status = resp.status_code
-        self._request_counter(route, str(status)).inc()
-        self._request_seconds(route).observe(seconds)
-        key = {"key": req.context.owner} if req.context.owner else {}
+        context = req.context
+        key = {"key": context.owner} if context.owner else {}
         # How many, not which: names are a client's words, and as many as it likes.
-        ignored = {"unknown_fields": req.context.num_ignored} if req.context.num_ignored else {}
-        # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
-        # refused, and writing a line for each would take time from those that are not; the metrics count them.
-        write = log.debug if req.method in {"GET", "HEAD"} or req.context.is_refused else log.info
-        write(
-            "request_finished",
-            request_id=req.context.id,
-            method=req.context.method,
-            route=route,
-            status=status,
-            ms=round(seconds * 1e3, 2),
-            **key,
-            **ignored,
-            **req.context.log,
+        ignored = {"unknown_fields": context.num_ignored} if context.num_ignored else {}
+        fields = key | ignored | context.log
+        # The template, not the path: a label value per unknown path would grow the metrics without bound.
+        route, seconds = req.uri_template or NO_ROUTE, time.monotonic() - context.start
+        self.record(
+            context.id, context.method, route, resp.status_code, seconds, is_refused=context.is_refused, **fields
         )
 
+    def record(
+        self, request_id: str, method: str, route: str, status: int, seconds: float, *, is_refused: bool, **fields: Any
+    ) -> None:
+        """Count and log an answer. `fields`: further ones of the log line."""
+        self._request_counter(route, str(status)).inc()
+        self._request_seconds(route).observe(seconds)
+        # Probes, scrapes and page loads would hide the completions at level info. Under overload, most requests are
+        # refused, and writing a line for each would take time from those that are not; the metrics count them.
+        write = log.debug if method in {"GET", "HEAD"} or is_refused else log.info
+        ms = round(seconds * 1e3, 2)
+        write("request_finished", request_id=request_id, method=method, route=route, status=status, ms=ms, **fields)
 
-def _request_id(given: str | None) -> str:
+
+def timing(seconds: float, **phases: float) -> str:
+    """The header `Server-Timing`: of phases in milliseconds, and of the whole."""
+    return ", ".join(f"{name};dur={ms:.2f}" for name, ms in (*phases.items(), ("total", seconds * 1e3)))
+
+
+def shown_method(method: str) -> str:
+    """The method as it is logged: a client may send any word, even a key."""
+    return method if method in falcon.HTTP_METHODS else "(other)"
+
+
+def request_id(given: str | None) -> str:
     """The client's `X-Request-Id` if it is safe to log and to forward, else a new id of 64 random bits."""
     if given and _REQUEST_ID.fullmatch(given) and KEY_PREFIX not in given:
         return given

@@ -10,8 +10,9 @@ from functools import partial
 
 import falcon
 
+from gateway.metrics import NO_ROUTE
 from gateway.middleware.request_log import ObservedStream
-from shared.tracing import Attribute, Tracing
+from shared.tracing import Attribute, Span, Tracing
 
 # Probes, scrapes and page loads would hide the completions.
 UNTRACED_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -24,10 +25,9 @@ class Traces:
         self._tracing = tracing
 
     def process_request(self, req: falcon.Request, _resp: falcon.Response) -> None:
-        if req.method in UNTRACED_METHODS:
-            return
-        req.context.span = span = self._tracing.start(req.context.method, req.get_header("traceparent") or "", "server")
-        req.context.traceparent = span.traceparent
+        req.context.span = span = self.begin(req.context.method, req.get_header("traceparent"))
+        if span is not None:
+            req.context.traceparent = span.traceparent
 
     def process_response(self, req: falcon.Request, resp: falcon.Response, _resource: object, _ok: bool) -> None:
         if resp.stream is not None:
@@ -37,16 +37,25 @@ class Traces:
 
     def _end(self, req: falcon.Request, resp: falcon.Response) -> None:
         # Falcon refuses some methods before any middleware runs.
-        span = getattr(req.context, "span", None)
+        span, route = getattr(req.context, "span", None), req.uri_template or NO_ROUTE
+        self.end(span, req.context.method, route, resp.status_code, req.context.id, **req.context.log)
+
+    def begin(self, method: str, traceparent: str | None) -> Span | None:
+        return None if method in UNTRACED_METHODS else self._tracing.start(method, traceparent or "", "server")
+
+    def end(
+        self, span: Span | None, method: str, route: str, status: int, request_id: str, **attributes: Attribute
+    ) -> None:
         if span is None:
             return
-        route, status = req.uri_template or "(none)", resp.status_code
-        attributes: dict[str, Attribute] = {
-            "http.request.method": req.context.method,
-            "http.route": route,
-            "http.response.status_code": status,
-            "request_id": req.context.id,
-        }
-        span.rename(f"{req.context.method} {route}")
-        span.set({**attributes, **req.context.log})
+        span.rename(f"{method} {route}")
+        span.set(
+            {
+                "http.request.method": method,
+                "http.route": route,
+                "http.response.status_code": status,
+                "request_id": request_id,
+                **attributes,
+            }
+        )
         span.end(str(status) if status >= 500 else None)

@@ -23,14 +23,13 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from gateway import cors
 from gateway.server import bounds
 from gateway.server.connections import LINGER_S, Connection, Phase, Step
 from gateway.server.listeners import Listeners
-from gateway.server.request_parser import Request
+from gateway.server.request_parser import NO_HEAD, Request, RequestHead
 from gateway.server.served_app import ARRIVAL, Arrival, ServedApp, Work
 from gateway.server.work_queue import WorkQueue
-from gateway.server.wsgi import ResponseWriter, encode_error, make_environ, refuse_at_once
+from gateway.server.wsgi import ResponseWriter, make_environ
 from shared.errors import SPEAKS_HTTPS, MalformedRequest, Overloaded, RequestTimeout, ShuttingDown, TercetError
 from shared.settings import Settings
 from shared.sockets import ONESHOT, Poller
@@ -235,7 +234,8 @@ class HttpServer:
                 while (taken := self._take_request(now)) is not None:
                     if self._num_following or self._start_thread():
                         return taken
-                    self._send_error(taken[0], taken[1], Overloaded("No thread can be started now. Try again shortly."))
+                    error = _overloaded("No thread can be started now.")
+                    self._send_error(taken[0].response.sendall, taken[1].head, error)
                     self._finish(taken[0], taken[2], keeps_connection=False)
                 refused = [self._begin(each, now) for each in self._refused if each.phase is Phase.READY]
                 self._refused.clear()
@@ -277,7 +277,7 @@ class HttpServer:
         """A client has connected."""
         now = time.monotonic()
         if len(self._connections) >= self._max_connections and not self._evict(now):
-            refuse_at_once(sock, self._overloaded("All connections of this server are in use."))
+            self._refuse_at_once(sock, "All connections of this server are in use.")
             return
         max_body_bytes, tls = self._settings.limits.max_body_bytes, self._tls
         try:
@@ -294,7 +294,7 @@ class HttpServer:
 
     def _make_room(self, sock: socket.socket | None) -> None:
         if sock is not None:
-            refuse_at_once(sock, self._overloaded("This server has no descriptor left."))
+            self._refuse_at_once(sock, "This server has no descriptor left.")
         self._evict(time.monotonic() - FRESH_S)
 
     def _evict(self, until: float) -> bool:
@@ -313,7 +313,7 @@ class HttpServer:
             self._act(connection, connection.advance(now), now)
         except OSError as error:
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                connection.send_plain(encode_error(MalformedRequest(SPEAKS_HTTPS)))
+                self._send_error(connection.send_plain, NO_HEAD, MalformedRequest(SPEAKS_HTTPS))
             self._drop(connection)
         except Exception as error:
             log.error("unhandled_exception", exc_info=error)
@@ -326,7 +326,7 @@ class HttpServer:
                 self._arm(connection, select.POLLIN)
                 holds_much = connection.num_counted_bytes > bounds.MAX_UNCOUNTED_BYTES
                 if holds_much and self._num_buffered > bounds.MAX_BUFFERED_BYTES:
-                    self._refuse(connection, self._overloaded("Too many incomplete requests."), now)
+                    self._refuse(connection, _overloaded("Too many incomplete requests."), now)
             case Step.WAIT_TO_WRITE:
                 self._arm(connection, select.POLLOUT)
             case Step.ADMIT if (head := connection.parser.head) is not None:
@@ -338,7 +338,6 @@ class HttpServer:
             case Step.ANSWER if connection.arrival is not None:
                 self._enqueue(connection, connection.arrival, now)
             case Step.REFUSE if (refusal := connection.refusal) is not None:
-                self._report_refusal(refusal)
                 self._refuse(connection, refusal, now)
             case Step.CLOSE:
                 self._drop(connection)
@@ -359,7 +358,7 @@ class HttpServer:
 
     def _refuse_waiting(self, connection: Connection, reason: str, now: float) -> None:
         """Refuse a complete request, which is no longer held."""
-        self._refuse(connection, self._overloaded(reason), now)
+        self._refuse(connection, _overloaded(reason), now)
         connection.parser.clear()
         self._count_buffered(connection)
 
@@ -392,15 +391,9 @@ class HttpServer:
         connection.close()
         self._count_buffered(connection)
 
-    def _overloaded(self, reason: str) -> Overloaded:
-        self._app.count_refused_connection(Overloaded.code)
-        return Overloaded(f"{reason} Try again shortly.")
-
     def _refuse(self, connection: Connection, error: TercetError, now: float) -> None:
-        """Answer with an error that the app does not see, and end the connection."""
-        headers = cors.refusal_headers(connection.parser.received_head, self._settings.access)
-        with suppress(OSError):
-            connection.response.sendall(encode_error(error, headers))
+        """Answer a request that is not passed to the app, and end the connection."""
+        self._send_error(connection.response.sendall, connection.parser.answered_head, error)
         self._end(connection, now, keeps_connection=False)
 
     def _finish(self, connection: Connection, arrival: Arrival, *, keeps_connection: bool) -> None:
@@ -430,6 +423,12 @@ class HttpServer:
         if connection.phase is not Phase.CLOSED:
             self._act(connection, step, now)
 
+    def _refuse_at_once(self, sock: socket.socket, reason: str) -> None:
+        """Send a client that has sent nothing what its socket takes. Over TLS it sees a failed handshake."""
+        sock.setblocking(False)
+        self._send_error(sock.send, NO_HEAD, _overloaded(reason))
+        sock.close()
+
     # Answering, without the lock.
 
     def _answer(self, connection: Connection, request: Request, arrival: Arrival) -> None:
@@ -444,28 +443,33 @@ class HttpServer:
         """Answer one request. Returns whether the connection may carry another."""
         sock, scheme = connection.response, "http" if self._tls is None else "https"
         writer = ResponseWriter(
-            sock.sendall, request, keeps_connection=self.keeps_connections and request.keeps_connection
+            sock.sendall, request.head, keeps_connection=self.keeps_connections and request.keeps_connection
         )
-        environ = make_environ(request, scheme, sock, connection.client, connection.server)
-        environ[ARRIVAL] = arrival
         try:
-            writer.respond(self._app, environ)
+            if arrival.refusal is not None:
+                writer.respond(partial(self._app.refuse, request.head, arrival.refusal))
+            else:
+                environ = make_environ(request, scheme, sock, connection.client, connection.server)
+                environ[ARRIVAL] = arrival
+                writer.respond(partial(self._app, environ))
         except OSError:  # the client is gone
             return False
         except BaseException as error:
             log.error("unhandled_exception", exc_info=error)
             if not writer.has_begun:
-                self._send_error(connection, request, TercetError("The server failed."))
+                self._send_error(sock.sendall, request.head, TercetError("The server failed."))
             return False
         return writer.keeps_connection
 
-    def _send_error(self, connection: Connection, request: Request, error: TercetError) -> None:
-        self._report_refusal(error)
-        headers = cors.refusal_headers(request.head.raw, self._settings.access)
-        with suppress(OSError):
-            connection.response.sendall(encode_error(error, headers))
+    def _send_error(self, send: Callable[[bytes], Any], head: RequestHead, error: TercetError) -> None:
+        """Send an error in place of the app's answer."""
+        try:
+            ResponseWriter(send, head, keeps_connection=False).respond(partial(self._app.refuse, head, error))
+        except OSError:  # the client is gone
+            pass
+        except Exception as failure:
+            log.error("unhandled_exception", exc_info=failure)
 
-    def _report_refusal(self, error: TercetError) -> None:
-        """Log and count a request that the app does not see."""
-        log.info("request_refused", code=error.code)
-        self._app.count_unparsed_request(error.status)
+
+def _overloaded(reason: str) -> Overloaded:
+    return Overloaded(f"{reason} Try again shortly.")

@@ -32,6 +32,7 @@ MIN_CHUNK_LINES_BYTES, CHUNK_LINES_PER_BYTE, MAX_CHUNK_LINES_BYTES = 4096, 16, 2
 _PIECE_BYTES = 4096
 
 _END = b"\r\n\r\n"
+_ORIGIN = re.compile(rb"\r\norigin:[ \t]*([!-~]+)[ \t]*(?=\r\n)", re.IGNORECASE)
 # One space between its parts, no fragment, and nothing but printable ASCII.
 _LINE = re.compile(r'([A-Z-]+) ([!"$-~]+) (HTTP/1\.[01])')
 _ABSOLUTE = re.compile(r"https?://([^/?]+)([^?]*)\??(.*)", re.IGNORECASE)
@@ -65,6 +66,9 @@ class RequestHead(NamedTuple):
     fields: dict[str, str]
     content_length: int | None
     keeps_connection: bool
+
+
+NO_HEAD = RequestHead(b"", "", "", "", "", "HTTP/1.1", {}, 0, keeps_connection=False)
 
 
 class Request(NamedTuple):
@@ -113,9 +117,12 @@ class RequestParser:
         return self._chunks is not None
 
     @property
-    def received_head(self) -> bytes:
-        """The head of the next request, or what has arrived of it; bytes of the body may follow."""
-        return bytes(self._received[:MAX_HEAD_BYTES]) if self.head is None else self.head.raw
+    def answered_head(self) -> RequestHead:
+        """What the answer to an error needs of a head: of one that is not complete or not valid, its origin."""
+        if self.head is not None:
+            return self.head
+        found = _ORIGIN.findall(bytes(self._received[:MAX_HEAD_BYTES]).partition(_END)[0] + b"\r\n")
+        return NO_HEAD._replace(fields={"HTTP_ORIGIN": found[0].decode("ascii")} if len(found) == 1 else {})
 
     @property
     def expects_continue(self) -> bool:

@@ -56,6 +56,9 @@ class ServedApp(Protocol):
             client: address as of `socket`; that of a Unix socket is no tuple.
         """
 
+    def refuse(self, head: RequestHead, refusal: TercetError, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request with an error, as `__call__` would, and also what is no request. Does not block."""
+
     def charge(self, arrival: Arrival, num_bytes: int) -> None:
         """Charge the owner for bytes of a body in chunks that have been read. Does not block.
 
@@ -77,12 +80,6 @@ class ServedApp(Protocol):
 
     def watch_server(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
         """Export gauges of the server: text and function by name."""
-
-    def count_refused_connection(self, code: str) -> None:
-        """Count a connection that the server refused, by error code."""
-
-    def count_unparsed_request(self, status: int) -> None:
-        """Count a request that the server answered with an error because it could not be parsed."""
 
     def begin_stop(self, *, is_replaced: bool) -> None:
         """Return running jobs to their queue, and turn readiness off.

@@ -6,19 +6,15 @@ Knows neither connections nor what is served.
 from __future__ import annotations
 
 import io
-import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from gateway.server.request_parser import Request
-from shared.errors import PROBLEM_JSON, TercetError
+from gateway.server.request_parser import Request, RequestHead
 
 Headers = Iterable[tuple[str, str]]
 
@@ -45,7 +41,7 @@ def make_environ(request: Request, scheme: str, sock: object, client: Any, serve
         "wsgi.run_once": False,
         "wsgi.url_scheme": scheme,
         "wsgi.version": (1, 0),
-        "PATH_INFO": unquote_to_bytes(path).decode("latin-1") if "%" in path else path,
+        "PATH_INFO": decode_path(path),
         "QUERY_STRING": head.query,
         "RAW_URI": head.target,
         "REMOTE_ADDR": remote[0],
@@ -59,6 +55,11 @@ def make_environ(request: Request, scheme: str, sock: object, client: Any, serve
     }
 
 
+def decode_path(path: str) -> str:
+    """A path without its percent signs, as WSGI has it: bytes as Latin-1."""
+    return unquote_to_bytes(path).decode("latin-1") if "%" in path else path
+
+
 class ResponseWriter:
     """Writes one response.
 
@@ -67,23 +68,28 @@ class ResponseWriter:
         keeps_connection: the connection may carry another one.
     """
 
-    def __init__(self, send: Callable[[bytes], None], request: Request, *, keeps_connection: bool) -> None:
+    def __init__(self, send: Callable[[bytes], None], head: RequestHead, *, keeps_connection: bool) -> None:
+        """
+        Args:
+            head: of the request.
+        """
         self.has_begun = False
         self.keeps_connection = keeps_connection
         self._send = send
-        self._is_head_only = request.head.method == "HEAD"
-        self._is_http_1_0 = request.head.version == "HTTP/1.0"
+        self._is_head_only = head.method == "HEAD"
+        self._is_http_1_0 = head.version == "HTTP/1.0"
         self._head = b""  # sent with the first bytes of the body
         self._is_chunked = False
         self._num_missing_bytes: int | None = None  # of the body; None: it has no length
 
-    def respond(self, app: Callable[..., Iterable[bytes]], environ: dict[str, Any]) -> None:
-        """Send what the app answers. A response that is shorter than its length ends the connection.
+    def respond(self, answer: Callable[[Callable[..., Any]], Iterable[bytes]]) -> None:
+        """Send what an app, given its environment, answers. A response that is shorter than its length ends the
+        connection.
 
         Raises:
             Exception: the app's. If the response has begun, only the end of the connection shows that it is incomplete.
         """
-        body = app(environ, self.start_response)
+        body = answer(self.start_response)
         try:
             for part in body:
                 self.write(part)
@@ -146,27 +152,6 @@ def encode_head(status: str, headers: Headers, *, keeps_connection: bool, is_chu
     if head.count("\n") != len(lines) or head.count("\r") != len(lines):
         raise ValueError("A header contains a line break.")
     return head.encode("latin-1")
-
-
-def encode_error(error: TercetError, headers: Headers = ()) -> bytes:
-    """An error response with a request id of its own.
-
-    Args:
-        headers: further headers, besides the error's own.
-    """
-    identifier = secrets.token_hex(8)
-    body = error.problem(identifier)
-    own = {"Content-Type": PROBLEM_JSON, "Content-Length": str(len(body)), "X-Request-Id": identifier} | error.headers
-    head = encode_head(f"{error.status} {error.title}", [*own.items(), *headers], keeps_connection=False)
-    return head + body
-
-
-def refuse_at_once(sock: socket.socket, error: TercetError) -> None:
-    """Send what the socket takes at once, and close it. Over TLS the client sees a failed handshake."""
-    with suppress(OSError):
-        sock.setblocking(False)
-        sock.send(encode_error(error))
-    sock.close()
 
 
 @lru_cache(maxsize=2)

@@ -57,7 +57,7 @@ class MeasuredServer(Server):
         """Wait until the gateway counts no branch in flight, for two seconds at most."""
         deadline = time.monotonic() + 2
         is_busy = re.compile(r"^tercet_slot_in_flight_branches{[^}]*} [1-9]", re.MULTILINE).search
-        while is_busy(self._client.get("/metrics").text) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and ((page := self._client.get("/metrics")).is_error or is_busy(page.text)):
             time.sleep(POLL_S)
 
     def renew_worker(self, end: Callable[[int], object] = lambda pid: os.kill(pid, signal.SIGTERM)) -> float:

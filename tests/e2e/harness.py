@@ -315,7 +315,9 @@ def usages(tercet: Tercet) -> dict[str, Usage]:
     return {name: Usage.of(process) for name, process in sorted(named.items())}
 
 
-def metric(tercet: Tercet, prefix: str) -> float:
-    """The sum of the gateway's metrics whose name and labels begin with `prefix`."""
-    lines = tercet.client.get("/metrics", headers=tercet.key_headers).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(prefix))
+def metric(tercet: Tercet, prefix: str, mark: str = "") -> float:
+    """The sum of the metrics whose name and labels begin with `prefix`, and have `mark` in them, once one may read."""
+    get = partial(tercet.client.get, "/metrics", headers=tercet.key_headers)
+    text = until(lambda: (answer := get()).is_success and answer.text, 10, "the metrics")
+    lines = (line.rpartition(" ") for line in text.splitlines() if line.startswith(prefix))
+    return sum(float(value) for name, _, value in lines if mark in name)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.harness import Tercet, Usage, until, usages
+from tests.e2e.harness import Tercet, Usage, metric, until, usages
 from tests.tls import Certificate
 
 SERVER_ERRORS = 'tercet_requests_total{route="'
@@ -41,9 +41,7 @@ class SharedServer(Tercet):
     @property
     def num_errors(self) -> int:
         """Responses with a status of 500 and above since the start."""
-        lines = self.client.get("/metrics", headers=self.key_headers).text.splitlines()
-        counts = (line.rpartition(" ") for line in lines if line.startswith(SERVER_ERRORS))
-        return sum(int(float(count)) for name, _, count in counts if 'status="5' in name)
+        return int(metric(self, SERVER_ERRORS, 'status="5'))
 
     @contextmanager
     def expecting_errors(self) -> Iterator[None]:

@@ -140,8 +140,4 @@ def test_jobs_keep_to_their_share(device: str, num_awaited: int, most: int) -> N
     admission = make([("small", 1)], device=device, max_batch=48)
     assert has_room_for_job(admission, num_awaited, most - 1)
     assert not has_room_for_job(admission, num_awaited, most)
-
-
-def test_no_job_starts_while_no_slot_is_warm() -> None:
-    admission = make([("small", 1)], warm=False)
-    assert not has_room_for_job(admission, 0, 0)
+    assert not has_room_for_job(make([("small", 1)], device=device, warm=False), num_awaited, 0)

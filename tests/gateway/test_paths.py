@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from falcon import testing
 
-from shared.api_keys import new_key
 from shared.errors import StartError
 from shared.settings import Settings
 from tests.gateway.conftest import Gateway, MakeGateway
@@ -32,17 +29,6 @@ def test_slashes_too_many_change_no_answer(make_gateway: MakeGateway) -> None:
 @pytest.mark.parametrize("path", ["/static/", "/v1/models/other/", "/static/tercet.js/x", "/health/live/x/"])
 def test_a_path_that_is_not_served_is_not_served_with_slashes(gateway: Gateway, path: str) -> None:
     assert gateway.client.simulate_get(path).status_code == 404
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["//metrics", "/slots/", "/v1//models", "/tools/tercet/metrics", "//tools//tercet//slots", "/tools/tercet/x"],
-)
-def test_another_spelling_needs_the_key_too(make_gateway: MakeGateway, tmp_path: Path, path: str) -> None:
-    key, _ = new_key(tmp_path / "keys", "first")
-    client = make_gateway(keys=str(tmp_path / "keys"), public_url=PUBLIC_URL).client
-    assert client.simulate_get(path).status_code == 401
-    assert client.simulate_get(path, headers={"x-api-key": key}).status_code == (404 if path.endswith("/x") else 200)
 
 
 @pytest.mark.parametrize("path", ["/docs/", "/docs//", "/slots/", "//docs/"])

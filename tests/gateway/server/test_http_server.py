@@ -23,7 +23,7 @@ from gateway.server.gunicorn_worker import GatewayServer
 from gateway.server.http_server import IDLE_LINGER_S, HttpServer
 from gateway.server.listeners import Listeners
 from gateway.server.served_app import Arrival, Work
-from shared.errors import QuotaExceeded
+from shared.errors import QuotaExceeded, TercetError
 from shared.settings import Settings
 from shared.sockets import Poller
 from tests.e2e.harness import until
@@ -39,12 +39,16 @@ class App:
 
     def __init__(self) -> None:
         self.may_answer = threading.Semaphore(0)
-        self.count_refused_connection = self.count_unparsed_request = self.charge = Mock()
+        self.charge = Mock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         assert self.may_answer.acquire(timeout=20)
         start_response(OK, [("Content-Length", "1")])
         return [b"x"]
+
+    def refuse(self, _head: object, refusal: TercetError, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        start_response(f"{refusal.status} {refusal.title}", [("Content-Length", "0")])
+        return ()
 
     def admit(self, *_: object) -> Arrival:
         return Arrival(Work.TOKENIZING, "")
@@ -82,7 +86,9 @@ def connection(server: HttpServer, listener: socket.socket, client: socket.socke
     [connection] = server._connections.values()
     connection.since = ACCEPTED_AT
     yield connection
-    connection.close()
+    until(lambda: connection.phase is not Phase.ANSWERING, 20, "the answer's end")
+    with server._lock:
+        connection.close()
 
 
 def end_unaccepted(server: HttpServer, waited_s: float, *, is_replaced: bool = False) -> None:
@@ -188,10 +194,9 @@ def test_what_is_refused_by_its_head_gets_no_thread_and_no_body_and_what_is_behi
     client.sendall(sent)
     server._advance(connection, ACCEPTED_AT)
     assert server._take_request(ACCEPTED_AT) is None
-    server._app.may_answer.release(num)  # type: ignore[attr-defined]
     server.start()
     answers = b""
-    while answers.count(b"HTTP/1.1 200 ") < num:
+    while answers.count(b"HTTP/1.1 429 ") < num:
         answers += client.recv(1 << 16)
     assert [(call.args[1].body, call.args[2].refusal) for call in answer.call_args_list] == [(b"", refusal)] * num
 

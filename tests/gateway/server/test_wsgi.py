@@ -65,12 +65,12 @@ def respond(
     sent: list[bytes] = []
     request = parse(f"{method} / HTTP/{version}\r\nHost: h\r\nConnection: keep-alive\r\n\r\n".encode())
 
-    def app(_environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def app(start_response: Callable[..., Any]) -> Iterable[bytes]:
         start_response(status, headers)
         return body
 
-    writer = ResponseWriter(sent.append, request, keeps_connection=True)
-    writer.respond(app, {})
+    writer = ResponseWriter(sent.append, request.head, keeps_connection=True)
+    writer.respond(app)
     return sent, writer
 
 
@@ -133,14 +133,14 @@ def test_a_body_that_fails_is_closed_and_its_error_raised(num_parts: int) -> Non
 
     body = Body()
     sent: list[bytes] = []
-    writer = ResponseWriter(sent.append, parse(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"), keeps_connection=True)
+    writer = ResponseWriter(sent.append, parse(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").head, keeps_connection=True)
 
-    def app(_environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+    def app(start_response: Callable[..., Any]) -> Any:
         start_response("200 OK", [])
         return body
 
     with pytest.raises(ZeroDivisionError):
-        writer.respond(app, {})
+        writer.respond(app)
     assert body.is_closed
     assert writer.has_begun is bool(num_parts)
     assert not b"".join(sent).endswith(b"0\r\n\r\n")
