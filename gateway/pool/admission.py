@@ -20,7 +20,7 @@ from functools import partial
 
 from gateway.pool.placement import Claim, DocumentAffinity, OwnerShares, place_on_one_revision
 from gateway.pool.slot_table import MAX_DOWN_S, ServedModels, SlotTable
-from gateway.waiting.room import Line, Waiter, WaitingRoom
+from gateway.waiting.room import FIRST_COME, LATEST_FIRST, Line, Waiter, WaitingRoom
 from shared.cancellation import Cancelling
 from shared.errors import ClientGone, DeadlineExceeded, NotReady, Overloaded, TercetError
 from shared.plan import Plan, Slot
@@ -170,9 +170,7 @@ class Admission:
                 refusals = [self._unavailability(model) for model in names]
                 if all(refusals):
                     raise next(error for error in refusals if error)
-            is_full = room.size + 1 > room.bound and (
-                room.sizes.get(owner, 0) + 1 >= max(room.sizes.values(), default=0)
-            )
+            is_full = room.size >= room.bound and room.sizes.get(owner, 0) + 1 >= max(room.sizes.values(), default=0)
             if is_full and not any(self._has_room(model) for model in names):
                 raise self._overloaded()
 
@@ -213,7 +211,7 @@ class Admission:
             cost=num_branches,
             size=num_branches,
             deadline=claim.deadline,
-            is_latest_first=claim.has_session,
+            kind=LATEST_FIRST if claim.has_session else FIRST_COME,
             is_urgent=is_retry and not claim.is_long_text,
             claim=claim,
             avoid=avoid,

@@ -50,8 +50,8 @@ class Claim(msgspec.Struct, eq=False, kw_only=True):
         owner: id of the request's API key; the queue is fair between owners.
         document: a number that requests for the same document share (document affinity): they go to the slot that has
             the prompt in its prefix cache.
-        has_session: the client's next key makes the request useless. So the latest goes first, and no more run than end
-            before it: the owner's sessions keep to its share of the room, or to one request.
+        has_session: the client's next key makes the request useless. So the latest goes first, for a while, and no more
+            run than end before it: the owner's sessions keep to its share of the room, or to one request.
         is_long_text: it is only to be tokenized; one of these has a slot at a time.
         revision: value of `State.revision`. None if it is not fixed yet.
         num_running: branches that hold room in a slot.
@@ -235,9 +235,8 @@ class OwnerShares:
             return True
         if not num_running or num_running + num_branches <= share:
             return False
-        if sum(self._num_branches.values()) + num_branches <= num_shared - num_shared // HEADROOM_DIVISOR:
-            return False
-        return any(
+        leaves_room = sum(self._num_branches.values()) + num_branches <= num_shared - num_shared // HEADROOM_DIVISOR
+        return not leaves_room and any(
             other != owner and self._num_branches.get(other, 0) + num_waiting.get(other, 0) <= share
             for other in self._seen_at
         )

@@ -9,6 +9,7 @@ No lock: the caller uses a room from one thread, or holds a lock.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable
 from typing import Generic, TypeAlias, TypeVar
@@ -20,8 +21,12 @@ from shared.errors import TercetError
 # Cost that an owner may spend in a round. With the smallest quantum an owner is served at most one request ahead of its
 # share. A request is found after as many rounds as its cost, which is small.
 QUANTUM = 1
-# An owner, and whether its latest request is served first.
-Line: TypeAlias = tuple[str, bool]
+# How long the latest of an owner's requests goes before the others, in seconds. A client that has sent no other since
+# then waits for this one.
+LATEST_FIRST_S = 1.0
+# An owner, and the kind of request.
+Line: TypeAlias = tuple[str, int]
+FIRST_COME, LATEST_FIRST, OVERDUE = range(3)
 
 
 class Waiter(msgspec.Struct, eq=False, kw_only=True):
@@ -33,8 +38,9 @@ class Waiter(msgspec.Struct, eq=False, kw_only=True):
         cost: part of its owner's turn that it takes to be served.
         size: what it counts in the bound of the room.
         deadline: `time.monotonic()` time.
-        is_latest_first: of its owner's requests of this kind in the queue, the latest is served first.
+        kind: of its owner's `LATEST_FIRST`, the latest is served first; after `LATEST_FIRST_S` one becomes `OVERDUE`.
         is_urgent: it is not in a queue, but before all of them, and does not count in the bound.
+        since: `time.monotonic()` time.
         error: why it was not served.
     """
 
@@ -43,15 +49,16 @@ class Waiter(msgspec.Struct, eq=False, kw_only=True):
     cost: int = 1
     size: int = 1
     deadline: float
-    is_latest_first: bool = False
+    kind: int = FIRST_COME
     is_urgent: bool = False
+    since: float = msgspec.field(default_factory=time.monotonic)
     number: int = 0
     is_waiting: bool = False
     error: TercetError | None = None
 
     @property
     def line(self) -> Line:
-        return self.owner, self.is_latest_first
+        return self.owner, self.kind
 
     def wake(self) -> None:
         """Called when it has been settled."""
@@ -69,8 +76,9 @@ class FairQueue(Generic[W]):
     owners that wait get equal shares, however many requests each of them sends and however large they are.
 
     Within an owner the order is first come, first served. Requests that the owner's next request will soon make useless
-    (`is_latest_first`) have a line of their own, whose last request is served first: it has the most time left. The two
-    lines of an owner take turns. After Facebook's adaptive LIFO: B. Maurer, "Fail at scale", ACM Queue 13(8), 2015.
+    (`LATEST_FIRST`) have a line of their own, whose last request is served first: it has the most time left. What has
+    waited there for long has a third line, so that none is overtaken without end. The lines of an owner take turns.
+    After Facebook's adaptive LIFO: B. Maurer, "Fail at scale", ACM Queue 13(8), 2015.
     """
 
     def __init__(self) -> None:
@@ -87,7 +95,7 @@ class FairQueue(Generic[W]):
             lines = self._lines[request.owner] = OrderedDict()
             self._deficits[request.owner] = QUANTUM
         line = lines.setdefault(request.line, deque())
-        (line.appendleft if request.is_latest_first else line.append)(request)
+        (line.appendleft if request.kind == LATEST_FIRST else line.append)(request)
 
     def head(self, passed: Collection[Line] = ()) -> W | None:
         """The request to serve next. It stays the head until it is served or removed, or a later one of its line comes
@@ -96,6 +104,7 @@ class FairQueue(Generic[W]):
         Args:
             passed: lines that must wait although it may be their turn. They keep their place.
         """
+        self._move_overdue()
         while self._lines:
             turns = (each[0] for lines in self._lines.values() for line, each in lines.items() if line not in passed)
             if (first := next(turns, None)) is None or first.cost <= self._deficits[first.owner]:
@@ -103,6 +112,16 @@ class FairQueue(Generic[W]):
             self._deficits[first.owner] += QUANTUM
             self._lines.move_to_end(first.owner)
         return None
+
+    def _move_overdue(self) -> None:
+        until = time.monotonic() - LATEST_FIRST_S
+        for owner, lines in self._lines.items():
+            latest = lines.get((owner, LATEST_FIRST), ())
+            while latest and latest[-1].since <= until:
+                latest[-1].kind = OVERDUE
+                lines.setdefault((owner, OVERDUE), deque()).append(latest.pop())
+                if not latest:
+                    del lines[owner, LATEST_FIRST]
 
     def serve(self, head: W) -> None:
         """Remove the head and subtract its cost from its owner's deficit."""

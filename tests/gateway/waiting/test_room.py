@@ -3,17 +3,19 @@ queue ever starves (deficit round robin)."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.waiting.room import FairQueue, Waiter, WaitingRoom
+from gateway.waiting.room import FIRST_COME, LATEST_FIRST, FairQueue, Waiter, WaitingRoom
 from shared.errors import ClientGone, Overloaded
 
 BOUND = 20
 MAX_BRANCHES = 8
+KINDS = st.sampled_from([FIRST_COME, LATEST_FIRST])
 
 
 class Request(Waiter, eq=False, kw_only=True):
@@ -30,7 +32,7 @@ def request(owner: str, size: int = 1, **fields: object) -> Request:
 def test_the_request_that_would_be_served_last_is_refused() -> None:
     room = WaitingRoom[Request](2)
     first_come = [request("a") for _ in range(3)]
-    latest_first = [request("b", is_latest_first=True) for _ in range(3)]
+    latest_first = [request("b", kind=LATEST_FIRST) for _ in range(3)]
     for kind in (first_come, latest_first):
         for waiting in kind:
             room.enter(waiting)
@@ -54,11 +56,12 @@ class History(RuleBasedStateMachine):
         owner=st.sampled_from("abc"),
         queue=st.sampled_from("qr"),
         size=st.integers(1, 8),
-        is_latest_first=st.booleans(),
+        kind=KINDS,
         is_urgent=st.booleans(),
+        since=st.sampled_from([0.0, math.inf]),
     )
-    def enter(self, owner: str, queue: str, size: int, is_latest_first: bool, is_urgent: bool) -> None:
-        new = request(owner, size, queue=queue, is_latest_first=is_latest_first, is_urgent=is_urgent)
+    def enter(self, owner: str, queue: str, size: int, kind: int, is_urgent: bool, since: float) -> None:
+        new = request(owner, size, queue=queue, kind=kind, is_urgent=is_urgent, since=since)
         self.room.enter(new)
         self.waiting.append(new)
         while (refused := self.room.refuse_one(lambda: Overloaded("full"))) is not None:
@@ -78,12 +81,9 @@ class History(RuleBasedStateMachine):
         assert (head is None) == (not ordinary)
         if head is None:
             return
-        line = [
-            waiting
-            for waiting in ordinary
-            if (waiting.owner, waiting.is_latest_first) == (head.owner, head.is_latest_first)
-        ]
-        assert head is line[-1 if head.is_latest_first else 0]
+        line = [waiting for waiting in ordinary if waiting.line == head.line]
+        assert head is line[-1 if head.kind == LATEST_FIRST else 0]
+        assert head.kind != LATEST_FIRST or line[0].since, "one that has waited for long is overtaken without end"
         self.room.settle(head)
         assert head.error is None
         self._leave(head)
@@ -122,15 +122,15 @@ def test_the_lines_of_an_owner_take_turns_and_one_that_begins_again_and_again_ge
     queue = FairQueue[Request]()
     for owner in 40 * "ab":
         queue.append(request(owner))
-    served = Counter[tuple[str, bool]]()
+    served = Counter[tuple[str, int]]()
     for _ in range(40):
         if len(queue.last("a")) == 1:
-            queue.append(request("a", is_latest_first=True))
+            queue.append(request("a", kind=LATEST_FIRST))
         head = queue.head()
         assert head is not None
         queue.serve(head)
         served[head.line] += 1
-    assert served == {("b", False): 20, ("a", False): 10, ("a", True): 10}
+    assert served == {("b", FIRST_COME): 20, ("a", FIRST_COME): 10, ("a", LATEST_FIRST): 10}
 
 
 class Fairness(RuleBasedStateMachine):
@@ -144,9 +144,9 @@ class Fairness(RuleBasedStateMachine):
         # lowest values of it, and the last.
         self.leads: dict[tuple[str, str], list[int]] = {}
 
-    @rule(owner=st.sampled_from("abc"), num_branches=st.integers(1, MAX_BRANCHES), is_latest_first=st.booleans())
-    def append(self, owner: str, num_branches: int, is_latest_first: bool) -> None:
-        new = request(owner, num_branches, is_latest_first=is_latest_first)
+    @rule(owner=st.sampled_from("abc"), num_branches=st.integers(1, MAX_BRANCHES), kind=KINDS)
+    def append(self, owner: str, num_branches: int, kind: int) -> None:
+        new = request(owner, num_branches, kind=kind)
         self.queue.append(new)
         self.waiting.setdefault(owner, []).append(new)
         for other in self.waiting:
