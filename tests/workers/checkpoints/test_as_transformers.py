@@ -23,7 +23,7 @@ from shared.weights import weights_digest
 from shared.wire import check_done
 from tests.workers.checkpoints.gguf_files import random_model, write_gguf
 from tests.workers.checkpoints.small_checkpoints import change_json
-from tests.workers.engine.helpers import PROSE, running_engine
+from tests.workers.engine.helpers import BF16, PROSE, running_engine
 from workers.checkpoints.files import CheckpointError
 from workers.checkpoints.resolve import resolve
 from workers.codec import Codec
@@ -210,7 +210,7 @@ def test_rows_without_a_token_are_never_sampled(shape: str, tmp_path: Path) -> N
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     padding = [*gap, *range(gap.stop + 1, 340)]
     check_greedy(tmp_path, "The old man looked", banned=padding)
-    for dtype, device in (("fp32", "cpu"), ("bf16", "cpu"), ("int8", "cpu"), ("fp32", "cpu:0")):
+    for dtype, device in (*[(each, "cpu") for each in ("fp32", *BF16, "int8")], ("fp32", "cpu:0")):
         loaded = load_model(tmp_path, dtype=dtype, device=device)
         biased = {"logit_bias": tuple((id_, 100.0) for id_ in padding[:8])}
         for sampling in ({"temperature": 3.0}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0}, biased):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from shared import cpu_features
 from tests.workers.faults import Faults
 from tests.workers.helpers import EMBEDDED, wait_until
 from workers.engine.core import EngineCore, Runner
@@ -24,6 +25,7 @@ from workers.engine.sequence import ResultStream, Sequence
 from workers.text.token_healing import TokenHealing
 
 CHECKPOINT = EMBEDDED
+BF16 = ["bf16"] if cpu_features.read().has_bf16 else []  # a CPU that does not multiply it is refused
 TINY = ModelConfig(
     vocab_size=512,
     n_positions=640,
