@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from gateway.pool.slot_table import Entry
-from gateway.waiting.room import Line
 from shared.setting_values import Placement
 
 # Document affinity holds while the load of the slot with the cached prompt is at most this multiple of the lowest.
@@ -69,7 +68,7 @@ class Claim(msgspec.Struct, eq=False, kw_only=True):
     has_output: bool = False
 
     @property
-    def line(self) -> Line:
+    def line(self) -> tuple[str, bool]:
         return self.owner, self.has_session
 
 
@@ -206,7 +205,7 @@ class OwnerShares:
         while next(iter(self._seen_at.values())) < now - RECENT_S:
             self._seen_at.popitem(last=False)
 
-    def add(self, line: Line, num_branches: int) -> None:
+    def add(self, line: tuple[str, bool], num_branches: int) -> None:
         """Count branches that have got room; negative: that have given it back."""
         owner, has_session = line
         for counter in (self._num_branches, self._num_of_sessions) if has_session else (self._num_branches,):
@@ -215,7 +214,7 @@ class OwnerShares:
                 del counter[owner]
 
     def must_wait(
-        self, line: Line, num_branches: int, capacity: Callable[[], int], num_waiting: Mapping[str, int]
+        self, line: tuple[str, bool], num_branches: int, capacity: Callable[[], int], num_waiting: Mapping[str, int]
     ) -> bool:
         """Whether this many branches more would exceed the owner's share and leave too little room to one that wants no
         more than its own, or are of a session.

@@ -21,10 +21,10 @@ from shared.errors import TercetError
 # Cost that an owner may spend in a round. With the smallest quantum an owner is served at most one request ahead of its
 # share. A request is found after as many rounds as its cost, which is small.
 QUANTUM = 1
-# How long the latest of an owner's requests goes before the others, in seconds. A client that has sent no other since
-# then waits for this one.
+# How long later requests of sessions may overtake one, in seconds. A client that has sent no other for so long waits
+# for it.
 LATEST_FIRST_S = 1.0
-# An owner, and the kind of request.
+# An owner, and the kind of its requests.
 Line: TypeAlias = tuple[str, int]
 FIRST_COME, LATEST_FIRST, OVERDUE = range(3)
 

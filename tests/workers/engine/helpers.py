@@ -25,7 +25,7 @@ from workers.engine.sequence import ResultStream, Sequence
 from workers.text.token_healing import TokenHealing
 
 CHECKPOINT = EMBEDDED
-BF16 = ["bf16"] if cpu_features.read().has_bf16 else []  # a CPU that does not multiply it is refused
+needs_bf16 = pytest.mark.skipif(not cpu_features.read().has_bf16, reason="this CPU multiplies no bf16")
 TINY = ModelConfig(
     vocab_size=512,
     n_positions=640,
