@@ -76,7 +76,7 @@ class Attempts:
     def may_repeat_after(self, error: BranchError) -> bool:
         """Note that the call has failed. Returns whether another may follow."""
         max_attempts = MAX_ATTEMPTS_AT_SCARCE_MEMORY if error.code == SCARCE_MEMORY else MAX_ATTEMPTS
-        self.failure = error
+        self.failure = error.with_traceback(None)  # its frames hold this: a cycle, and its collection delays requests
         self.number += 1
         return error.is_retryable and self.number <= max_attempts
 

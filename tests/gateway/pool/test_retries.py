@@ -38,8 +38,11 @@ def test_a_failed_branch_is_tried_thrice_on_other_slots() -> None:
     assert attempts.tried_slots == {0, 1, 2}
 
 
-def test_a_failure_that_every_slot_would_repeat_is_final() -> None:
-    assert not Attempts(0.0).may_repeat_after(error("broken", is_retryable=False))
+def test_a_failure_that_every_slot_would_repeat_is_final_and_no_failure_keeps_frames() -> None:
+    with pytest.raises(BranchError) as raised:
+        raise error("broken", is_retryable=False)
+    assert not Attempts(0.0).may_repeat_after(raised.value)
+    assert raised.value.__traceback__ is None
 
 
 def test_scarce_memory_is_tried_once_more_and_never_on_the_same_slot() -> None:
