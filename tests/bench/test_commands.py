@@ -51,7 +51,7 @@ def test_engine() -> None:
     document, _ = run("engine", "--quick", "--models", "embedded", "--only", ",".join(names))
     rows = document["rows"]
     assert len(rows) == len(names)
-    assert [row["required"].endswith("met") for row in rows] == [False] * 3 + [True] * 3, "a model of another shape"
+    assert ["met" in row["required"] for row in rows] == [False] * 3 + [True] * 3, "a model of another shape"
     assert document["is_quick"]
     assert document["series"]["engine"]["samples"]
     assert {"1", "3", "48", "64"} <= set(document["ceiling"]["kernels_ms"])
