@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
+from shared import cpu_features
 from tests.workers.engine.helpers import CHECKPOINT, TINY, peaked_weights
 from workers.engine.loader import LoadedModel, build, load_model
 from workers.text.tokenizer import Tokenizer
@@ -34,7 +35,8 @@ def embedded_int8() -> LoadedModel:
 @pytest.fixture(scope="session")
 def tiny_of() -> dict[str, LoadedModel]:
     weights = peaked_weights(TINY)
-    return {dtype: LoadedModel(build(TINY, weights, dtype), "cpu", dtype) for dtype in ("fp32", "bf16", "int8")}
+    dtypes = ["fp32", "int8", *(["bf16"] if cpu_features.read().has_bf16 else [])]
+    return {dtype: LoadedModel(build(TINY, weights, dtype), "cpu", dtype) for dtype in dtypes}
 
 
 @pytest.fixture(scope="session")

@@ -26,15 +26,8 @@ from workers.text.token_healing import TokenHealing
 
 CHECKPOINT = EMBEDDED
 needs_bf16 = pytest.mark.skipif(not cpu_features.read().has_bf16, reason="this CPU multiplies no bf16")
-TINY = ModelConfig(
-    vocab_size=512,
-    n_positions=640,
-    n_embd=64,
-    n_layer=2,
-    n_head=4,
-    n_inner=256,
-    eos_token_ids=(),
-)
+CPU_DTYPES = ["fp32", pytest.param("bf16", marks=needs_bf16), "int8"]
+TINY = ModelConfig(vocab_size=512, n_positions=640, n_embd=64, n_layer=2, n_head=4, n_inner=256, eos_token_ids=())
 TINY_LLAMA = replace(
     TINY,
     architecture="qwen3",

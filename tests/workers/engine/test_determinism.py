@@ -11,7 +11,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from tests.workers.engine.helpers import add, generate, make_core, random_ids, run_to_end, running_engine
+from tests.workers.engine.helpers import CPU_DTYPES, add, generate, make_core, random_ids, run_to_end, running_engine
 from workers.engine.batch import RunnerOutput, SchedulerOutput
 from workers.engine.cpu.linear import ROW_COUNTS, LinearMaker
 from workers.engine.cpu.runner import CpuRunner
@@ -145,7 +145,7 @@ def test_prefill_and_decode_give_the_same_bits(embedded: LoadedModel) -> None:
             assert echoed.prompt_logprobs[len(prompt) :] == text.logprobs[:number]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 @pytest.mark.parametrize("shape", [(64, 192), (256, 64), (768, 2304), (3072, 768)])
 def test_a_row_of_a_linear_layer_has_one_value(shape: tuple[int, int], dtype: str) -> None:
     """Whatever rows are computed with it, and wherever it stands among them."""

@@ -14,7 +14,7 @@ import torch
 from structlog.testing import capture_logs
 
 from tests.chaos.measure import Jitter
-from tests.workers.engine.helpers import TINY, loading_engine, peaked_weights, running_engine
+from tests.workers.engine.helpers import CPU_DTYPES, TINY, loading_engine, peaked_weights, running_engine
 from tests.workers.faults import Fault, Faults
 from tests.workers.helpers import run_python, wait_until
 from workers.engine.engine import Engine, EngineState
@@ -142,7 +142,7 @@ def test_values_that_are_not_numbers_fail_the_request_and_repeated_are_fatal(dev
         wait_until(lambda: bool(fatal))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 def test_weights_that_are_not_numbers_never_reach_a_sampling_kernels_memory(dtype: str) -> None:
     """The kernel's candidates would be uninitialised memory, and the next step's input a wild address."""
     weights = peaked_weights(TINY)

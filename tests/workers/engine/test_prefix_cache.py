@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.workers.engine.helpers import generate, needs_bf16, random_ids, results, running_engine
+from tests.workers.engine.helpers import CPU_DTYPES, generate, random_ids, results, running_engine
 from workers.engine.batch import Copy, EntryRelease, PrefillGroup
 from workers.engine.cpu.kv_cache import CacheShape
 from workers.engine.engine import Engine
@@ -85,7 +85,7 @@ def same(ours: SequenceOutput, theirs: SequenceOutput) -> bool:
     return (ours.token_ids, ours.logprobs) == (theirs.token_ids, theirs.logprobs)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=needs_bf16), "int8"])
+@pytest.mark.parametrize("dtype", CPU_DTYPES)
 def test_random_edits_give_the_text_of_uncached_prompts(tiny_of: dict[str, LoadedModel], dtype: str) -> None:
     """150 edits in fp32 and 60 in the others; insert, delete, replace, undo, accept, anywhere."""
     loaded = tiny_of[dtype]
