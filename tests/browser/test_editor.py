@@ -315,7 +315,8 @@ def test_feedback_reports_accepted_and_rejected_suggestions(editor: Editor) -> N
     until(lambda: num_suggestions(tercet, "rejected") == rejected + 1, PATIENCE_S, "rejected")
 
 
-def test_feedback_reports_a_suggestion_accepted_while_it_was_streaming(slow_editor: Editor) -> None:
+def test_feedback_reports_a_suggestion_accepted_while_it_was_streaming(open_page: OpenPage) -> None:
+    slow_editor = open_page(mode="off", model_size="slow", temperature=0)  # one in thirty sampled ones is rejected
     page, tercet = slow_editor.page, slow_editor.tercet
     page.evaluate(HOLD)
     characters = saved_characters(tercet)
