@@ -23,10 +23,8 @@ from tests.browser.driver import (
 from tests.browser.editor_pages import EDITORS, PAGE, SOURCES, EditorPage, OpenEditor
 from tests.e2e.harness import ROOT, Tercet, running
 from tests.npm_package import NpmPackage
+from tests.programs import CHROMIUM
 
-# The headless shell needs a third less processor time than the whole browser.
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 # No background requests (updates, component lists, first-run pages). No sandbox and no GPU, because tests often run as
 # root in a container.
 ARGUMENTS = [

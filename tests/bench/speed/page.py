@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -26,6 +25,7 @@ from tests.bench.results import Row, err
 from tests.bench.rounds import latencies, percent
 from tests.bench.run import BenchDocument, Options
 from tests.bench.server import start_server
+from tests.programs import CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page
@@ -103,12 +103,11 @@ def running_chromium() -> Iterator[Browser]:
         from playwright.sync_api import sync_playwright
     except ImportError as error:
         raise StartError("Playwright is not installed: run `make setup`.") from error
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        raise StartError("Chromium is not installed (apt-get install chromium).")
+    if CHROMIUM is None:
+        raise StartError("Chromium is not installed (apt-get install chromium-headless-shell).")
     with (
         sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=executable, args=CHROMIUM_ARGUMENTS) as browser,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS) as browser,
     ):
         yield browser
 
